@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * What a tier holds of a job, as its files say; there is no other store. A scan reads directory
+ * names and first lines only. Entries that cannot be read (a foreign or damaged file, an
+ * unreadable directory) do not fail the scan: they are counted and named. Blocking.
+ */
+
+#include "proto/manifest.h"
+#include "tiers/layout.h"
+#include "tiers/tier.h"
+
+struct catalog_version {
+    struct version_id id;
+    bool complete;                   /* complete.json is there and its summary is good */
+    struct complete_summary summary; /* if complete */
+    bool pinned;
+};
+
+struct catalog_generation {
+    uint64_t generation;
+    bool has_run;
+    struct run_record run; /* if has_run */
+    int64_t touched_ns;    /* mtime of the run file */
+};
+
+struct catalog {
+    struct catalog_version *versions; /* ascending */
+    size_t version_count;
+    struct catalog_generation *generations; /* ascending */
+    size_t generation_count;
+    uint64_t bad;             /* entries that could not be understood */
+    struct problem first_bad; /* and the first of them */
+};
+
+/* A job that is not there gives an empty catalog and 0. */
+int catalog_scan(struct tier *tier, const char *job, struct catalog *ret_catalog, struct problem *problem) MUST_CHECK;
+void catalog_deinit(struct catalog *catalog);
+/* Names (unescaped) of all jobs under the root. */
+int catalog_jobs(struct tier *tier, char ***ret_jobs, size_t *ret_count, struct problem *problem) MUST_CHECK;
+
+/* Reads and verifies complete.json, all of it. TIER_E_ABSENT. */
+int catalog_read_complete(struct tier *tier, const char *job, struct version_id version, struct complete *ret_complete,
+                          struct problem *problem) MUST_CHECK;
+/* The same, as verified text (what a restore hands to the client). */
+int catalog_read_complete_text(struct tier *tier, const char *job, struct version_id version, char **ret_text,
+                               size_t *ret_size, struct problem *problem) MUST_CHECK;
+/* Reads and verifies one part's manifest; checks its data file's length. TIER_E_ABSENT. */
+int catalog_read_manifest(struct tier *tier, const char *job, struct version_id version, uint32_t rank,
+                          struct manifest *ret_manifest, struct problem *problem) MUST_CHECK;
+/* Checks complete.json, every manifest's first line against it, and every data file's length,
+ * without reading data. 0, TIER_E_ABSENT, or -EBADMSG. */
+int catalog_check(struct tier *tier, const char *job, struct version_id version, struct problem *problem) MUST_CHECK;
+
+/* Reads one chunk of a part into `data` (>= raw length rounded up to TIER_ALIGNMENT, so aligned),
+ * decoding if needed (`scratch`: same size, may be NULL for raw), and verifies its digest.
+ * -EBADMSG: wrong bytes. Blocking. */
+int catalog_read_chunk(struct tier_file *file, const struct manifest *manifest, uint32_t index, void *data,
+                       void *scratch, struct problem *problem) MUST_CHECK;
+/* Reads every chunk and checks every digest. */
+int catalog_verify_part(struct tier *tier, const char *job, struct version_id version, uint32_t rank,
+                        struct problem *problem) MUST_CHECK;
+/* A bad copy: renames rank-N.json to rank-N.json.bad, and complete.json likewise, so that nobody chooses it. */
+int catalog_condemn(struct tier *tier, const char *job, struct version_id version, uint32_t rank,
+                    struct problem *problem) MUST_CHECK;
+/* Replaces a bad part by a good copy from another tier: fresh files renamed over. */
+int catalog_repair_part(struct tier *bad, struct tier *good, const char *job, struct version_id version, uint32_t rank,
+                        uint64_t nonce, struct problem *problem) MUST_CHECK;

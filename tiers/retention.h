@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * Which versions of a job may go, and how they go. A copy is deleted only after a newer version is
+ * complete in the same tier; a run's resume version only after that run's first complete one;
+ * incomplete versions older than a complete one, and those of dead generations, are trash.
+ * Deletion renames the directory to trash, looks inside for pins, renames back if there are any,
+ * and unlinks after a grace period. Blocking.
+ */
+
+#include "tiers/catalog.h"
+
+struct retention_policy {
+    uint32_t keep;           /* newest complete versions to keep, >= 1 */
+    uint64_t keep_every;     /* also keep versions whose step is a multiple; 0: none */
+    uint64_t trash_grace_ms; /* between the rename and the unlinking */
+};
+
+struct retention_busy { /* versions that this daemon still works on: never touched */
+    const struct version_id *items;
+    size_t count;
+};
+
+/* Chooses, from a scan: pure. `current` is the running generation (0: none is running), whose
+ * incomplete versions newer than its newest complete one are live. *ret_victims is allocated. */
+int retention_choose(const struct catalog *catalog, const struct retention_policy *policy, uint64_t current,
+                     struct retention_busy busy, struct version_id **ret_victims, size_t *ret_count) MUST_CHECK;
+
+/* Scan, choose, rename to trash, and empty trash directories older than the grace (by the file
+ * system's clock). *ret_removed counts versions renamed to trash. */
+int retention_sweep(struct tier *tier, const char *job, const struct retention_policy *policy, uint64_t current,
+                    struct retention_busy busy, uint64_t nonce, uint32_t *ret_removed,
+                    struct problem *problem) MUST_CHECK;
+
+/* Removes one version now (ckptctl rm): -EBUSY if pinned. */
+int retention_remove(struct tier *tier, const char *job, struct version_id version, uint64_t nonce,
+                     struct problem *problem) MUST_CHECK;
+
+/* Unlinks temporaries of this rank in all versions of generations <= `generation` (the daemon that
+ * serves the rank calls it at open), and of all ranks in generations < `generation`. */
+int retention_reap(struct tier *tier, const char *job, uint64_t generation, uint32_t rank, uint32_t *ret_reaped,
+                   struct problem *problem) MUST_CHECK;
+
+/* A pin is the file pin-<name> in the version; `expiry_ns` wall-clock, 0: until unpinned. */
+int retention_pin(struct tier *tier, const char *job, struct version_id version, const char *name, uint64_t expiry_ns,
+                  uint64_t nonce, struct problem *problem) MUST_CHECK;
+int retention_unpin(struct tier *tier, const char *job, struct version_id version, const char *name,
+                    struct problem *problem) MUST_CHECK;
+/* True if any pin that has not expired is in the version. */
+int retention_pinned(struct tier *tier, const char *job, struct version_id version, bool *ret_pinned) MUST_CHECK;
