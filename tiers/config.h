@@ -13,8 +13,10 @@
  *   [deadlines]     settle_s, takeover_s, tier_s
  *
  * Search order: --config FILE; CKPTD_CONFIG; $XDG_CONFIG_HOME/ckptd/ckptd.conf (else
- * ~/.config/ckptd/ckptd.conf); /etc/ckptd/ckptd.conf. With none of them: one local tier in
- * /var/tmp/ckptd-<uid>/local; the parallel tier comes with the job (CKPT_DIR).
+ * ~/.config/ckptd/ckptd.conf); /etc/ckptd/ckptd.conf. With none of them, or with no [tier ...] in the
+ * file: one local tier in /var/tmp/ckptd-<uid>/local; the parallel tier comes with the job (CKPT_DIR).
+ * Nothing is created here. In paths %u is the user's name, %U the uid, %% a percent sign. A comment
+ * has a line of its own; a line has at most as many bytes as inih was built for (Debian: 197).
  */
 
 #include "base/problem.h"
@@ -30,34 +32,34 @@ struct config_tier {
     char path[1024];
     enum level level;
     enum codec codec;
-    uint32_t depth;         /* chunks in flight; default 8 */
-    uint32_t workers;       /* threads for names and syncs; default 4 */
-    uint64_t rate_mib_s;    /* 0: no limit */
-    uint32_t keep;          /* complete versions; default 2 for local, 3 for parallel */
+    uint32_t depth;      /* chunks in flight; default 8 */
+    uint32_t workers;    /* threads for names and syncs; default 4 */
+    uint64_t rate_mib_s; /* 0: no limit */
+    uint32_t keep;       /* complete versions; default 2 for local, 3 for parallel */
     uint64_t keep_every;
     uint64_t trash_grace_ms; /* default 60 s */
-    uint32_t backlog;       /* versions of a job that may wait for this tier; default 8 */
+    uint32_t backlog;        /* versions of a job that may wait for this tier; default 8 */
     bool buffered, allow_network;
     mode_t file_mode, directory_mode;
-    char fault[128];        /* tier_fault_parse; empty: none */
+    char fault[128]; /* tier_fault_parse; empty: none */
     uint64_t delay_ms;
 };
 
 struct config {
-    char file[1024];            /* where it came from; empty: defaults */
-    char loop[16];              /* "auto" */
-    int log_level;              /* enum log_level */
-    char log_file[1024];        /* empty: stderr, or beside the socket when on demand */
-    uint32_t capture_threads;   /* default 1 per 8 cores, at least 1 */
-    uint32_t codec_threads;     /* default 1 */
-    int32_t nice;               /* of capture and codec threads' process; default 0 */
-    uint64_t stop_grace_ms;     /* 30 s */
-    uint64_t idle_exit_ms;      /* on demand only: 600 s */
-    uint64_t pool_size;         /* bytes; 0: pool_percent */
-    uint32_t pool_percent;      /* of min(MemAvailable, cgroup limit - usage); default 25 */
-    uint32_t chunk_size;        /* default 4 MiB; a multiple of 256 KiB, 256 KiB .. 64 MiB */
-    bool prefault;              /* default true */
-    uint64_t settle_ms, takeover_ms, tier_ms; /* 30 s, 60 s, 60 s: a tier operation longer than tier_ms is stuck */
+    char file[1024];                            /* where it came from; empty: defaults */
+    char loop[16];                              /* "auto" */
+    int log_level;                              /* enum log_level */
+    char log_file[1024];                        /* empty: stderr, or beside the socket when on demand */
+    uint32_t capture_threads;                   /* default 1 per 8 cores, at least 1 */
+    uint32_t codec_threads;                     /* default 1 */
+    int32_t nice;                               /* of capture and codec threads' process; default 0 */
+    uint64_t stop_grace_ms;                     /* 30 s */
+    uint64_t idle_exit_ms;                      /* on demand only: 600 s */
+    uint64_t pool_size;                         /* bytes; 0: pool_percent */
+    uint32_t pool_percent;                      /* of min(MemAvailable, cgroup limit - usage); default 25 */
+    uint32_t chunk_size;                        /* default 4 MiB; a multiple of 256 KiB, 256 KiB .. 64 MiB */
+    bool prefault;                              /* default true */
+    uint64_t settle_ms, takeover_ms, tier_ms;   /* 30 s, 60 s, 60 s: a tier operation longer than tier_ms is stuck */
     struct config_tier tiers[CONFIG_TIERS_MAX]; /* shallow first: by level */
     size_t tier_count;
 };
