@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 CMOCKA_CASE = re.compile(r"^\[ +(OK|FAILED|SKIPPED|ERROR) +\] (?!\d+ test\(s\))(\w.*?)$", re.MULTILINE)
 UNITTEST_RAN = re.compile(r"^Ran (\d+) tests? in ", re.MULTILINE)
 UNITTEST_END = re.compile(r"^(?:OK|FAILED)(?: \((.*)\))?$", re.MULTILINE)
-UNITTEST_SKIP = re.compile(r"^(\S+ \(.*?\).*?) ?\.\.\. skipped (?:'(.*)'|\"(.*)\")$", re.MULTILINE)
+UNITTEST_SKIP = re.compile(r"^(\w+) \([^)\n]*\)(?:\n[^\n]*)? \.\.\. skipped ['\"](.*)['\"]$", re.MULTILINE)
 
 
 @dataclass
@@ -41,6 +41,10 @@ class Count:
 
 
 def last_line(text):
+    """What a program said last, or what a sanitizer sums it up as."""
+    summary = re.search(r"^SUMMARY: .*$", text, re.MULTILINE)
+    if summary:
+        return summary.group()
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "no reason given"
 
@@ -79,8 +83,7 @@ def count_unittest(name, text):
         count.skipped += numbers.get("skipped", 0)
     count.passed = max(ran - count.failed - count.skipped, 0)
     count.failures = [f"{name}: {case}" for case in re.findall(r"^(?:FAIL|ERROR): (.*)$", text, re.MULTILINE)]
-    for case, single, double in UNITTEST_SKIP.findall(text):
-        count.skips.append(f"{name}: {case}: {single or double}")
+    count.skips = [f"{name}: {case}: {reason}" for case, reason in UNITTEST_SKIP.findall(text)]
     if count.skipped and not count.skips:
         count.skips.append(f"{name}: {count.skipped} cases")
     return count
