@@ -52,10 +52,13 @@ struct loop_op {
     TAILQ_ENTRY(loop_op) link;
     int fd;
     uint32_t events;
-    bool cancelled;
+    int stage;      /* where it is; each kind of loop has its own stages */
+    bool cancelled; /* loop_cancel() was called */
+    bool begun;     /* a worker has taken it */
     void *buffer;
     size_t length;
     uint64_t offset;   /* file offset, or a timer's deadline in ns */
+    uint64_t order;    /* timers: equal deadlines expire in order of submission */
     size_t heap_index; /* timers */
     struct msghdr *message;
     loop_fn run; /* LOOP_WORK: what the worker does */
@@ -85,6 +88,10 @@ struct loop {
     const struct loop_ops *ops;
 };
 
+struct loop_group {
+    struct loop *loop;
+};
+
 /* Makes a loop: "uring", "posix", or "auto" (uring where the kernel allows it, else posix).
  * -EOPNOTSUPP: this kind is not possible here; -EINVAL: no such kind. */
 int loop_new(const char *kind, struct loop **ret_loop) MUST_CHECK;
@@ -104,12 +111,17 @@ uint64_t loop_wall(struct loop *loop);
 uint64_t loop_random(struct loop *loop);
 
 /* A named, bounded set of worker threads with a queue. One per tier: a hung file system stalls
- * only its own group. Threads are made when first needed, up to `threads`. */
+ * only its own group. Threads are made when first needed, up to `threads`. -EINVAL unless
+ * 1 <= threads <= max_threads <= LOOP_GROUP_THREADS_MAX. */
+#define LOOP_GROUP_THREADS_MAX 256
+
 int loop_group_new(struct loop *loop, const char *name, unsigned threads, unsigned max_threads,
                    struct loop_group **ret_group) MUST_CHECK;
 /* One worker is stuck in the kernel: allow one more thread, up to max_threads. -EBUSY: the bound is reached. */
 int loop_group_relieve(struct loop_group *group);
-/* Joins the workers. A worker that is stuck is left behind after one second (the process is about to end). */
+/* Joins the workers; what they had not begun calls back with -ECANCELED. A worker that is stuck is
+ * left behind after one second (the process is about to end): its operation stays busy, never calls
+ * back, is no longer waited for by loop_run(), and must not be freed. */
 void loop_group_free(struct loop_group *group);
 
 /* File contents. `group` says which workers do it where the loop needs threads for files. Short
@@ -120,9 +132,11 @@ void loop_write(struct loop *loop, struct loop_op *op, struct loop_group *group,
                 size_t length, uint64_t offset, loop_fn fn);
 void loop_sync(struct loop *loop, struct loop_op *op, struct loop_group *group, int fd, loop_fn fn);
 
-/* Sockets; all descriptors must be non-blocking. accept yields a new close-on-exec, non-blocking
- * descriptor as result. The msghdr and what it points to stay the caller's and alive; received
- * descriptors are close-on-exec. A peer that is gone is -EPIPE or 0, never a signal. */
+/* Sockets; all descriptors must be non-blocking, and stay open until the callback. At a time, one
+ * descriptor may have one accept or recv, one send, and one poll in flight. accept yields a new
+ * close-on-exec, non-blocking descriptor as result. The msghdr and what it points to stay the
+ * caller's and alive; received descriptors are close-on-exec. A peer that is gone is -EPIPE,
+ * -ECONNRESET or 0, never a signal. */
 void loop_accept(struct loop *loop, struct loop_op *op, int fd, loop_fn fn);
 void loop_recv(struct loop *loop, struct loop_op *op, int fd, struct msghdr *message, loop_fn fn);
 void loop_send(struct loop *loop, struct loop_op *op, int fd, struct msghdr *message, loop_fn fn);
