@@ -25,6 +25,9 @@ enum opcode {
 #undef MESSAGE
 };
 
+#pragma GCC diagnostic push
+#pragma GCC diagnostic error "-Wpadded"
+
 struct message_head {
     uint16_t opcode;
     uint16_t flags;  /* 0 */
@@ -61,6 +64,7 @@ struct message_open {
     uint32_t pid; /* the claiming process, as it sees itself */
     uint16_t job_length, run_id_length, directory_length;
     uint16_t flags; /* 0 */
+    uint32_t reserved;
     uint64_t deadline_ms;
 };
 
@@ -282,6 +286,8 @@ struct message_stop {
     uint32_t mode;
     uint32_t reserved;
 };
+
+#pragma GCC diagnostic pop
 
 /* Names of limits, each charged to the client that reaches it. */
 #define AREAS_MAX 1024  /* shared areas of one client */
