@@ -15,14 +15,17 @@ struct catalog_version {
     struct version_id id;
     bool complete;                   /* complete.json is there and its summary is good */
     struct complete_summary summary; /* if complete */
+    bool damaged;                    /* not complete, but it was: complete.json is bad or condemned */
     bool pinned;
 };
 
 struct catalog_generation {
     uint64_t generation;
-    bool has_run;
+    bool has_run;          /* the run file is there and good */
+    bool run_damaged;      /* it is there, but not good */
+    bool run_ended;        /* claim_end() */
     struct run_record run; /* if has_run */
-    int64_t touched_ns;    /* mtime of the run file */
+    int64_t touched_ns;    /* mtime of the run file, good or not */
 };
 
 struct catalog {
@@ -40,13 +43,17 @@ void catalog_deinit(struct catalog *catalog);
 /* Names (unescaped) of all jobs under the root. */
 int catalog_jobs(struct tier *tier, char ***ret_jobs, size_t *ret_count, struct problem *problem) MUST_CHECK;
 
-/* Reads and verifies complete.json, all of it. TIER_E_ABSENT. */
+/* The version of this id in a scan; NULL if it is not there. */
+const struct catalog_version *catalog_find(const struct catalog *catalog, struct version_id id);
+
+/* Reads and verifies complete.json, all of it. TIER_E_ABSENT. -EBADMSG: damaged. */
 int catalog_read_complete(struct tier *tier, const char *job, struct version_id version, struct complete *ret_complete,
                           struct problem *problem) MUST_CHECK;
 /* The same, as verified text (what a restore hands to the client). */
 int catalog_read_complete_text(struct tier *tier, const char *job, struct version_id version, char **ret_text,
                                size_t *ret_size, struct problem *problem) MUST_CHECK;
-/* Reads and verifies one part's manifest; checks its data file's length. TIER_E_ABSENT. */
+/* Reads and verifies one part's manifest; checks its data file's length. TIER_E_ABSENT: no manifest.
+ * -EBADMSG: damaged, or the data file is missing or short. */
 int catalog_read_manifest(struct tier *tier, const char *job, struct version_id version, uint32_t rank,
                           struct manifest *ret_manifest, struct problem *problem) MUST_CHECK;
 /* Checks complete.json, every manifest's first line against it, and every data file's length,
@@ -64,6 +71,8 @@ int catalog_verify_part(struct tier *tier, const char *job, struct version_id ve
 /* A bad copy: renames rank-N.json to rank-N.json.bad, and complete.json likewise, so that nobody chooses it. */
 int catalog_condemn(struct tier *tier, const char *job, struct version_id version, uint32_t rank,
                     struct problem *problem) MUST_CHECK;
-/* Replaces a bad part by a good copy from another tier: fresh files renamed over. */
+/* Replaces a bad part by a good copy from another tier: the bad manifest is set aside, fresh files are
+ * committed, and the version becomes complete again if nothing else is missing. Every chunk is
+ * verified on the way. Encoded chunks are copied as they are. */
 int catalog_repair_part(struct tier *bad, struct tier *good, const char *job, struct version_id version, uint32_t rank,
                         uint64_t nonce, struct problem *problem) MUST_CHECK;

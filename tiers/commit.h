@@ -11,6 +11,10 @@
  * The directories above were made and synced before the data was created (commit_begin). Each
  * arrow is a named fault point. After any sync or close error nothing is retried in place: the
  * caller rewrites under a new name. A file named by a manifest is never opened for writing.
+ *
+ * A part that is committed stays as it is: a second commit of the same rank is refused (-EEXIST),
+ * for between its two renames the old manifest would name the new data. Only an `absent` manifest
+ * is replaced (a skipped save that was retried), and one that cannot be read is set aside as .bad.
  */
 
 #include "proto/manifest.h"
@@ -41,7 +45,7 @@ struct commit_hook {
 
 struct commit {
     struct tier *tier;
-    char job[256]; /* escaped */
+    char job[256]; /* escaped: the directory's name */
     struct version_id version;
     uint32_t rank;
     uint64_t nonce; /* makes temporary names unique */
@@ -61,14 +65,16 @@ int commit_finish(struct commit *commit, const struct manifest *manifest, struct
 /* Gives up: closes and unlinks the temporary. Blocking. */
 void commit_abandon(struct commit *commit);
 
-/* Commits a manifest that says `absent` (no data file). Blocking; idempotent. */
+/* Commits a manifest that says `absent` (no data file). Blocking; idempotent: a manifest that is
+ * there, absent or not, stays. */
 int commit_absent(struct tier *tier, const char *job, struct version_id version, const struct manifest_summary *summary,
                   uint64_t nonce, struct problem *problem) MUST_CHECK;
 
 /* Lists the version; if every rank's manifest is there with its data file at full length, none
  * absent, builds complete.json and publishes it once. 0: complete (also if it was before);
  * COMMIT_E_INCOMPLETE: parts are missing; COMMIT_E_ABSENT: a part is declared absent (the version
- * is trash); -EINVAL: overlap, gap or disagreement, in problem; other negative errno: the tier. */
+ * is trash); -EINVAL: overlap, gap or disagreement, in problem; -EBADMSG: a manifest is damaged;
+ * other negative errno: the tier. Reads little while parts are missing, so it may be called often. */
 enum { COMMIT_E_INCOMPLETE = 1, COMMIT_E_ABSENT = 2 };
 int commit_complete(struct tier *tier, const char *job, struct version_id version, uint64_t nonce,
                     struct commit_hook hook, struct problem *problem) MUST_CHECK;

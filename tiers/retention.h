@@ -17,7 +17,9 @@ struct retention_policy {
     uint64_t trash_grace_ms; /* between the rename and the unlinking */
 };
 
-struct retention_busy { /* versions that this daemon still works on: never touched */
+/* Versions that this daemon still works on, and, for a tier that holds no run files (all but the
+ * deciding one), the version that the current run resumed from: never touched. */
+struct retention_busy {
     const struct version_id *items;
     size_t count;
 };
@@ -42,7 +44,8 @@ int retention_remove(struct tier *tier, const char *job, struct version_id versi
 int retention_reap(struct tier *tier, const char *job, uint64_t generation, uint32_t rank, uint32_t *ret_reaped,
                    struct problem *problem) MUST_CHECK;
 
-/* A pin is the file pin-<name> in the version; `expiry_ns` wall-clock, 0: until unpinned. */
+/* A pin is the file pin-<name> in the version; `expiry_ns` wall-clock, 0: until unpinned. Names are 1 to
+ * 128 of [A-Za-z0-9._-]. Pinning again changes the expiry. TIER_E_ABSENT: no such version, or pin. */
 int retention_pin(struct tier *tier, const char *job, struct version_id version, const char *name, uint64_t expiry_ns,
                   uint64_t nonce, struct problem *problem) MUST_CHECK;
 int retention_unpin(struct tier *tier, const char *job, struct version_id version, const char *name,

@@ -8,7 +8,8 @@
  * the door (tier.c), which asserts life cycle, paths and ranges, checks capabilities, counts, and
  * alone calls the table.
  *
- * Paths are relative to the root, '/'-separated, without "." or "..". Functions are blocking and run
+ * Paths are relative to the root, '/'-separated, without "." or ".."; the empty path is the root
+ * itself (to list, stat or sync). Functions are blocking and run
  * on the tier's own workers, except tier_submit_*(), which go through the loop. A tier may be used
  * from several threads at once; one file from one thread at a time (submits excepted).
  *
@@ -24,7 +25,8 @@
 
 #define TIER_PATH_MAX 1024
 #define TIER_NAME_MAX 64
-#define TIER_ALIGNMENT 4096 /* of data writes: offset, length, memory */
+#define TIER_ALIGNMENT 4096      /* of data writes: offset, length, memory */
+#define TIER_ENTRIES_MAX 4000000 /* of one directory; a longer listing is refused (-E2BIG) */
 
 enum {
     TIER_E_ABSENT = 1, /* no such file or directory */
@@ -145,8 +147,8 @@ int tier_fault_parse(const char *text, struct tier_fault_options *ret_options, s
 int tier_delay_new(struct tier *inner, uint64_t delay_ms, struct tier **ret_tier) MUST_CHECK;
 
 /* The door. */
-int tier_make_directories(struct tier *tier,
-                          const char *path); /* and parents; syncs each parent it adds to; EXISTS is 0 */
+int tier_make_directory(struct tier *tier, const char *path);   /* one; TIER_E_EXISTS */
+int tier_make_directories(struct tier *tier, const char *path); /* and parents, all durable; EXISTS is 0 */
 int tier_create(struct tier *tier, const char *path, uint64_t size, struct tier_file *ret_file);
 int tier_open(struct tier *tier, const char *path, struct tier_file *ret_file);
 int tier_close(struct tier_file *file); /* an error means that nothing written is certain */
@@ -176,9 +178,15 @@ void tier_entries_deinit(struct tier_entries *entries);
  * count); the caller frees. tier_publish: temporary file, write, sync, rename to `path`, directory
  * sync. tier_publish_once: the same with link(2): TIER_E_EXISTS if somebody was first (then nothing
  * is left behind). `temporary` is the path of the temporary file, in the same directory. */
+int tier_write_file(struct tier *tier, const char *path, const void *data, size_t size); /* create .. sync, close */
 int tier_read_file(struct tier *tier, const char *path, uint64_t limit, char **ret_data, size_t *ret_size);
 int tier_publish(struct tier *tier, const char *path, const char *temporary, const void *data, size_t size);
 int tier_publish_once(struct tier *tier, const char *path, const char *temporary, const void *data, size_t size);
 
 /* "<root>/<path>" for messages and for people. */
 void tier_path_text(const struct tier *tier, const char *path, char ret_text[TIER_PATH_MAX * 2]);
+
+/* "tier local: cannot sync /x/y: No space left on device; free some ...". `verb` is a phrase that
+ * fits after "cannot". A positive result becomes its errno (TIER_E_ABSENT: -ENOENT, TIER_E_EXISTS:
+ * -EEXIST). Returns the negative code. */
+int tier_problem(struct problem *problem, const struct tier *tier, int code, const char *verb, const char *path);

@@ -1,0 +1,373 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tiers/claim.h"
+
+#include "tiers/catalog.h"
+
+#include <errno.h>
+#include <inttypes.h>
+
+/*
+ * The ranks of a launch come up at different moments, on different nodes, and each asks: which
+ * generation are we, and from which version do we go on? They must all get the same answer, also if
+ * half of the previous launch is still alive somewhere. The answer is a file that only one can make:
+ *
+ *     look at the greatest generation
+ *       its run is ours, not ended  -> join: its record is the answer
+ *       its run is another, alive   -> CLAIM_E_HELD
+ *       its run is dead or ended    -> choose a version; link `run` into the next generation
+ *       it has no run file          -> choose a version; link `run` into this generation
+ *     the link failed, somebody was faster -> look again
+ *
+ * A generation without a run file is what a crash leaves between the directory and the link. It is
+ * claimed as it stands, and not skipped: of two ranks that come at that moment one would otherwise
+ * link there (it made the directory) and the other in the next one, and both would believe they had
+ * decided. All contend for the same name, so one wins. Only if versions lie in it, it was claimed
+ * once, and somebody deleted the run file: then the next number is taken.
+ *
+ * The number exceeds every generation in any tier, not only in the deciding one: after somebody
+ * emptied that, old versions in a node's own tier must not look newer than new ones.
+ */
+
+#define CLAIM_ATTEMPTS_MAX 64 /* each lost to another claim, so more are not a race but a fault */
+
+struct claim {
+    const struct claim_request *request;
+    char job[256];            /* escaped */
+    struct catalog *catalogs; /* [tier_count] */
+    struct problem *problem;
+};
+
+static struct catalog *decider_catalog(const struct claim *claim) {
+    const struct claim_request *request = claim->request;
+    for (size_t i = 0; i < request->tier_count; i++) {
+        if (request->tiers[i] == request->decider)
+            return &claim->catalogs[i];
+    }
+    assert(!"the decider is one of the tiers");
+    return NULL;
+}
+
+static void forget(struct claim *claim) {
+    for (size_t i = 0; i < claim->request->tier_count; i++)
+        catalog_deinit(&claim->catalogs[i]);
+}
+
+static int look(struct claim *claim) {
+    forget(claim);
+    for (size_t i = 0; i < claim->request->tier_count; i++) {
+        int r = catalog_scan(claim->request->tiers[i], claim->request->job, &claim->catalogs[i], claim->problem);
+        if (r)
+            return r;
+    }
+    return 0;
+}
+
+/* Alive, by the heartbeat or by its process. -errno, 0, or 1; *ret_here: its process is alive on this host. */
+static int holder_alive(const struct claim *claim, const struct catalog_generation *generation, bool *ret_here,
+                        int64_t *ret_silent_ns) {
+    const struct claim_request *request = claim->request;
+    const struct run_record *run = &generation->run;
+    *ret_here = false;
+    if (generation->has_run && strcmp(run->host, request->host) == 0 && strcmp(run->boot_id, request->boot_id) == 0) {
+        uint64_t start;
+        int r = claim_pid_start(run->pid, &start);
+        if (r == -ESRCH || (r == 0 && start != run->pid_start))
+            return 0;
+        *ret_here = r == 0;
+    }
+    int64_t now_ns;
+    int r = tier_now(request->decider, &now_ns);
+    if (r)
+        return tier_problem(claim->problem, request->decider, r, "read the clock of the file system of", "");
+    *ret_silent_ns = now_ns - generation->touched_ns;
+    return *ret_silent_ns < (int64_t)(CLAIM_LAPSE_MS * NANOSECONDS_PER_MS);
+}
+
+static int refuse(const struct claim *claim, const struct catalog_generation *generation, int64_t silent_ns) {
+    const struct run_record *run = &generation->run;
+    const char *job = claim->request->job;
+    long long silent_s = silent_ns > 0 ? silent_ns / (long long)NANOSECONDS_PER_SECOND : 0;
+    if (!generation->has_run)
+        return problem_set(claim->problem, CLAIM_E_HELD,
+                           "job '%.100s' is held by a run whose record cannot be read (generation %" PRIu64
+                           ", last sign of life %lld s ago): %.200s",
+                           job, generation->generation, silent_s, decider_catalog(claim)->first_bad.text);
+    return problem_set(claim->problem, CLAIM_E_HELD,
+                       "job '%.100s' is held by run '%s': process %" PRIu32
+                       " on host %.64s, last sign of life %lld s ago; stop it, or wait until it has been silent for "
+                       "%d s, or use another job name",
+                       job, run->run_id, run->pid, run->host, silent_s, CLAIM_LAPSE_MS / 1000);
+}
+
+/* The next smaller version that any tier knows complete, or had. */
+static bool next_candidate(const struct claim *claim, bool first, struct version_id below, struct version_id *ret_id) {
+    bool found = false;
+    for (size_t i = 0; i < claim->request->tier_count; i++) {
+        const struct catalog *catalog = &claim->catalogs[i];
+        for (size_t k = 0; k < catalog->version_count; k++) {
+            const struct catalog_version *version = &catalog->versions[k];
+            if (!version->complete && !version->damaged)
+                continue;
+            if (!first && version_compare(version->id, below) >= 0)
+                continue;
+            if (found && version_compare(version->id, *ret_id) <= 0)
+                continue;
+            *ret_id = version->id;
+            found = true;
+        }
+    }
+    return found;
+}
+
+enum candidate { CANDIDATE_GOOD, CANDIDATE_BAD, CANDIDATE_GONE };
+
+/* Is there a tier that holds a good copy? Says in `why` what is wrong with the first bad one. */
+static enum candidate check_candidate(const struct claim *claim, struct version_id id, struct problem *why) {
+    enum candidate result = CANDIDATE_GONE;
+    for (size_t i = 0; i < claim->request->tier_count; i++) {
+        const struct catalog_version *version = catalog_find(&claim->catalogs[i], id);
+        if (!version)
+            continue;
+        if (version->damaged) {
+            problem_set(why, -EBADMSG, "tier %s: complete.json is damaged, or was set aside as damaged",
+                        claim->request->tiers[i]->name);
+            result = CANDIDATE_BAD;
+        }
+        if (!version->complete)
+            continue;
+        int r = catalog_check(claim->request->tiers[i], claim->request->job, id, why);
+        if (r == 0)
+            return CANDIDATE_GOOD;
+        if (r < 0)
+            result = CANDIDATE_BAD;
+    }
+    return result;
+}
+
+/* Chooses the version to go on from. 0 with record->resumes set or not; -ENODATA. */
+static int choose(const struct claim *claim, struct run_record *record, struct problem *warning) {
+    struct version_id id = {0};
+    struct problem why = PROBLEM_NONE;
+    struct version_id newest_bad = {0};
+    bool bad = false;
+    record->resumes = false;
+    for (bool first = true; next_candidate(claim, first, id, &id); first = false) {
+        enum candidate candidate = check_candidate(claim, id, &why);
+        if (candidate == CANDIDATE_GOOD) {
+            record->resumes = true;
+            record->resume_generation = id.generation;
+            record->resume_step = id.step;
+            break;
+        }
+        if (candidate == CANDIDATE_BAD && !bad) {
+            newest_bad = id;
+            bad = true;
+        }
+    }
+    if (!bad)
+        return 0;
+    if (!record->resumes)
+        return problem_set(claim->problem, -ENODATA,
+                           "job '%.80s' has versions, but none is usable; the newest is generation %" PRIu64
+                           ", step %" PRIu64 ": %.250s; repair or remove them, or use another job name to start afresh",
+                           claim->request->job, newest_bad.generation, newest_bad.step, why.text);
+    problem_set(warning, -EBADMSG,
+                "generation %" PRIu64 ", step %" PRIu64 " is damaged (%.300s); going on from generation %" PRIu64
+                ", step %" PRIu64 " instead",
+                newest_bad.generation, newest_bad.step, why.text, id.generation, id.step);
+    return 0;
+}
+
+static bool has_versions(const struct claim *claim, uint64_t generation) {
+    for (size_t i = 0; i < claim->request->tier_count; i++) {
+        const struct catalog *catalog = &claim->catalogs[i];
+        for (size_t k = 0; k < catalog->version_count; k++) {
+            if (catalog->versions[k].id.generation == generation)
+                return true;
+        }
+    }
+    return false;
+}
+
+/* The generation that all who look now contend for; from 1, for 0 means none. */
+static uint64_t next_generation(const struct claim *claim, const struct catalog_generation *greatest) {
+    uint64_t next = greatest ? greatest->generation + 1 : 1, unclaimed = 0;
+    if (greatest && !greatest->has_run && !greatest->run_damaged && !has_versions(claim, greatest->generation))
+        unclaimed = greatest->generation;
+    if (unclaimed)
+        next = unclaimed;
+    for (size_t i = 0; i < claim->request->tier_count; i++) {
+        const struct catalog *catalog = &claim->catalogs[i];
+        for (size_t k = 0; k < catalog->generation_count; k++) {
+            uint64_t found = catalog->generations[k].generation;
+            if (found != unclaimed && found >= next)
+                next = found + 1;
+        }
+    }
+    return next;
+}
+
+static int publish(const struct claim *claim, const struct run_record *record) {
+    struct tier *decider = claim->request->decider;
+    char directory[TIER_PATH_MAX], path[TIER_PATH_MAX + 8], temporary[TIER_PATH_MAX + 32];
+    layout_generation(claim->job, record->generation, directory);
+    int r = tier_make_directories(decider, directory);
+    if (r)
+        return tier_problem(claim->problem, decider, r, "make the directory", directory);
+    snprintf(path, sizeof path, "%s/run", directory);
+    snprintf(temporary, sizeof temporary, "%s/run.%016" PRIx64 ".tmp", directory, claim->request->nonce);
+    CLEANUP(freep) char *text = NULL;
+    size_t length;
+    r = run_record_write(record, &text, &length);
+    if (r)
+        return tier_problem(claim->problem, decider, r, "write", path);
+    r = tier_publish_once(decider, path, temporary, text, length);
+    return r < 0 ? tier_problem(claim->problem, decider, r, "publish", path) : r;
+}
+
+/* Whoever made the record may have died before it was durable. */
+static int join(const struct claim *claim, const struct catalog_generation *generation) {
+    struct tier *decider = claim->request->decider;
+    char directory[TIER_PATH_MAX];
+    layout_generation(claim->job, generation->generation, directory);
+    int r = tier_make_directories(decider, directory);
+    if (r == 0)
+        r = tier_sync_directory(decider, directory);
+    return r ? tier_problem(claim->problem, decider, r, "sync the directory", directory) : 0;
+}
+
+enum { ATTEMPT_LOST = TIER_E_EXISTS };
+static_assert((int)ATTEMPT_LOST != (int)CLAIM_E_HELD, "both are results of attempt()");
+
+/* One look and, where the job is free, one attempt. */
+static int attempt(struct claim *claim, struct claim_result *result, bool *ret_retry) {
+    const struct claim_request *request = claim->request;
+    int r = look(claim);
+    if (r)
+        return r;
+    const struct catalog *catalog = decider_catalog(claim);
+    const struct catalog_generation *greatest =
+        catalog->generation_count ? &catalog->generations[catalog->generation_count - 1] : NULL;
+    if (greatest && !greatest->run_ended && (greatest->has_run || greatest->run_damaged)) {
+        if (greatest->has_run && strcmp(greatest->run.run_id, request->run_id) == 0) {
+            result->record = greatest->run;
+            result->joined = true;
+            return join(claim, greatest);
+        }
+        bool here;
+        int64_t silent_ns = 0;
+        r = holder_alive(claim, greatest, &here, &silent_ns);
+        if (r < 0)
+            return r;
+        if (r > 0) {
+            *ret_retry = !here;
+            return refuse(claim, greatest, silent_ns);
+        }
+    }
+    struct run_record *record = &result->record;
+    *record = (struct run_record){
+        .pid = request->pid,
+        .pid_start = request->pid_start,
+        .world = request->world,
+        .generation = next_generation(claim, greatest),
+    };
+    snprintf(record->job, sizeof record->job, "%s", request->job);
+    snprintf(record->run_id, sizeof record->run_id, "%s", request->run_id);
+    snprintf(record->host, sizeof record->host, "%s", request->host);
+    snprintf(record->boot_id, sizeof record->boot_id, "%s", request->boot_id);
+    r = choose(claim, record, &result->warning);
+    return r ? r : publish(claim, record);
+}
+
+int claim_run(const struct claim_request *request, struct claim_result *ret_result, bool *ret_retry,
+              struct problem *problem) {
+    assert(strlen(request->run_id) < MANIFEST_RUN_ID_MAX);
+    struct claim claim = {.request = request, .problem = problem};
+    int r = job_escape(request->job, claim.job, problem);
+    if (r)
+        return r;
+    claim.catalogs = calloc(request->tier_count, sizeof *claim.catalogs);
+    if (!claim.catalogs)
+        return -ENOMEM;
+    struct claim_result result;
+    bool retry = false;
+    for (int i = 0; i < CLAIM_ATTEMPTS_MAX; i++) {
+        result = (struct claim_result){0};
+        r = attempt(&claim, &result, &retry);
+        if (r != ATTEMPT_LOST)
+            break;
+    }
+    forget(&claim);
+    free(claim.catalogs);
+    if (r == ATTEMPT_LOST)
+        return problem_set(problem, -EAGAIN,
+                           "tier %s: job '%.100s' was claimed by somebody else %d times in a row; are several runs "
+                           "being restarted in a loop?",
+                           request->decider->name, request->job, CLAIM_ATTEMPTS_MAX);
+    if (r == CLAIM_E_HELD)
+        *ret_retry = retry;
+    if (r == 0)
+        *ret_result = result;
+    return r;
+}
+
+static int generation_file(const char *job, uint64_t generation, const char *name, char ret_path[TIER_PATH_MAX + 32]) {
+    char escaped[256], directory[TIER_PATH_MAX];
+    int r = job_escape(job, escaped, NULL);
+    if (r)
+        return r;
+    layout_generation(escaped, generation, directory);
+    snprintf(ret_path, TIER_PATH_MAX + 32, "%s/%s", directory, name);
+    return 0;
+}
+
+int claim_touch(struct tier *decider, const char *job, uint64_t generation) {
+    char path[TIER_PATH_MAX + 32];
+    int r = generation_file(job, generation, "run", path);
+    return r ? r : tier_touch(decider, path);
+}
+
+int claim_end(struct tier *decider, const char *job, uint64_t generation) {
+    char path[TIER_PATH_MAX + 32];
+    int r = generation_file(job, generation, "run-ended", path);
+    if (r)
+        return r;
+    r = tier_write_file(decider, path, "", 0);
+    if (r && r != -EEXIST)
+        return r;
+    *strrchr(path, '/') = '\0';
+    return tier_sync_directory(decider, path);
+}
+
+int claim_pid_start(uint32_t pid, uint64_t *ret_start) {
+    char path[32], text[1024];
+    snprintf(path, sizeof path, "/proc/%" PRIu32 "/stat", pid);
+    CLEANUP(fclosep) FILE *file = fopen(path, "re");
+    if (!file)
+        return errno == ENOENT ? -ESRCH : -errno;
+    size_t size = fread(text, 1, sizeof text - 1, file);
+    if (size == 0) /* it died between open and read */
+        return -ESRCH;
+    text[size] = '\0';
+    /* Field 2 is the command in parentheses and may itself hold spaces and parentheses. */
+    const char *at = strrchr(text, ')');
+    for (int field = 2; at && field < 22; field++)
+        at = strchr(at + 1, ' ');
+    if (!at)
+        return -EBADMSG;
+    *ret_start = strtoull(at + 1, NULL, 10);
+    return 0;
+}
+
+int claim_host(char ret_host[256], char ret_boot_id[40]) {
+    if (gethostname(ret_host, 256) < 0)
+        return -errno;
+    ret_host[255] = '\0';
+    CLEANUP(fclosep) FILE *file = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (!file)
+        return -errno;
+    if (!fgets(ret_boot_id, 40, file))
+        return -EIO;
+    ret_boot_id[strcspn(ret_boot_id, "\n")] = '\0';
+    return 0;
+}

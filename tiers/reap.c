@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tiers/retention.h"
+
+#include <errno.h>
+
+/*
+ * Temporaries that a crash left behind. Whether one is left over or being written cannot be seen from
+ * the file; it follows from who may still write it. A rank's files are written by the daemon that
+ * serves it, which knows what it is doing when that rank opens; and the writers of earlier
+ * generations are dead, or, if they drain after all, what they drain will not be chosen.
+ */
+
+struct reap {
+    struct tier *tier;
+    uint64_t generation; /* the running one */
+    uint32_t rank;
+    uint32_t count;
+    struct problem *problem;
+};
+
+static int reap_file(struct reap *reap, const char *directory, const char *name) {
+    char path[TIER_PATH_MAX];
+    int length = snprintf(path, sizeof path, "%s/%s", directory, name);
+    if (length >= TIER_PATH_MAX)
+        return 0; /* nothing that this program has made */
+    int r = tier_unlink(reap->tier, path);
+    if (r < 0)
+        return tier_problem(reap->problem, reap->tier, r, "remove the left-over", path);
+    reap->count += r == 0;
+    return 0;
+}
+
+static int reap_version(struct reap *reap, const char *directory, bool of_all_ranks) {
+    CLEANUP(tier_entries_deinit) struct tier_entries entries = {0};
+    int r = tier_list(reap->tier, directory, &entries);
+    if (r)
+        return r < 0 ? tier_problem(reap->problem, reap->tier, r, "list", directory) : 0;
+    for (size_t i = 0; i < entries.count; i++) {
+        uint32_t rank;
+        if (entries.items[i].is_directory || !layout_parse_temporary(entries.items[i].name, &rank))
+            continue;
+        if (!of_all_ranks && rank != reap->rank)
+            continue;
+        r = reap_file(reap, directory, entries.items[i].name);
+        if (r)
+            return r;
+    }
+    return 0;
+}
+
+static bool is_run_temporary(const char *name) {
+    size_t length = strlen(name);
+    return length > 8 && strncmp(name, "run.", 4) == 0 && strcmp(name + length - 4, ".tmp") == 0;
+}
+
+static int reap_generation(struct reap *reap, const char *job, uint64_t generation) {
+    char directory[TIER_PATH_MAX], version_directory[TIER_PATH_MAX];
+    bool is_dead = generation < reap->generation;
+    CLEANUP(tier_entries_deinit) struct tier_entries entries = {0};
+    layout_generation(job, generation, directory);
+    int r = tier_list(reap->tier, directory, &entries);
+    if (r)
+        return r < 0 ? tier_problem(reap->problem, reap->tier, r, "list", directory) : 0;
+    for (size_t i = 0; i < entries.count; i++) {
+        const struct tier_entry *entry = &entries.items[i];
+        struct version_id version = {.generation = generation};
+        r = 0;
+        if (entry->is_directory && layout_parse_number(entry->name, &version.step)) {
+            layout_version(job, version, version_directory);
+            r = reap_version(reap, version_directory, is_dead);
+        } else if (is_dead && !entry->is_directory && is_run_temporary(entry->name)) {
+            r = reap_file(reap, directory, entry->name);
+        }
+        if (r)
+            return r;
+    }
+    return 0;
+}
+
+int retention_reap(struct tier *tier, const char *job, uint64_t generation, uint32_t rank, uint32_t *ret_reaped,
+                   struct problem *problem) {
+    char escaped[256];
+    int r = job_escape(job, escaped, problem);
+    if (r)
+        return r;
+    struct reap reap = {.tier = tier, .generation = generation, .rank = rank, .problem = problem};
+    CLEANUP(tier_entries_deinit) struct tier_entries entries = {0};
+    r = tier_list(tier, escaped, &entries);
+    if (r < 0)
+        return tier_problem(problem, tier, r, "list", escaped);
+    for (size_t i = 0; i < entries.count; i++) {
+        uint64_t number;
+        if (!entries.items[i].is_directory || !layout_parse_number(entries.items[i].name, &number) ||
+            number > generation)
+            continue;
+        r = reap_generation(&reap, escaped, number);
+        if (r)
+            return r;
+    }
+    *ret_reaped = reap.count;
+    return 0;
+}

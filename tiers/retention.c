@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tiers/retention.h"
+
+#include "tiers/pin.h"
+
+#include <errno.h>
+#include <inttypes.h>
+
+/*
+ * Deleting checkpoints is the most dangerous thing that this program does. So:
+ *
+ *   - what goes is chosen by a pure function from a scan, and the newest complete version of a tier
+ *     is never among it: the old goes only after the new is complete in the same tier;
+ *   - a version goes in one step, by a rename, so that nobody meets half of one; only then is it looked
+ *     through for pins, because a pin that was made before the rename is seen afterwards, and one that
+ *     comes later fails, for its directory is gone, and its maker takes another version;
+ *   - the renames are durable before anything is unlinked, and the grace lets readers finish that
+ *     opened a file by its old name.
+ *
+ * Several daemons may sweep the same tier at the same time: the rename has one winner, everybody
+ * else finds the name absent and goes on.
+ */
+
+static bool is_busy(struct retention_busy busy, struct version_id id) {
+    for (size_t i = 0; i < busy.count; i++) {
+        if (version_compare(busy.items[i], id) == 0)
+            return true;
+    }
+    return false;
+}
+
+static const struct catalog_version *newest_complete(const struct catalog *catalog) {
+    for (size_t i = catalog->version_count; i-- > 0;) {
+        if (catalog->versions[i].complete)
+            return &catalog->versions[i];
+    }
+    return NULL;
+}
+
+static bool has_complete(const struct catalog *catalog, uint64_t generation) {
+    for (size_t i = 0; i < catalog->version_count; i++) {
+        if (catalog->versions[i].complete && catalog->versions[i].id.generation == generation)
+            return true;
+    }
+    return false;
+}
+
+/* Did a run go on from this version that has nothing newer of its own yet? Runs older than the running one
+ * are dead and need nothing. The newest run may: it is running, or will be resumed. */
+static bool is_resume_version(const struct catalog *catalog, uint64_t current, struct version_id id) {
+    for (size_t i = 0; i < catalog->generation_count; i++) {
+        const struct catalog_generation *generation = &catalog->generations[i];
+        bool matters = i == catalog->generation_count - 1 || (current && generation->generation >= current);
+        if (!matters || !generation->has_run || !generation->run.resumes)
+            continue;
+        struct version_id resumed = {generation->run.resume_generation, generation->run.resume_step};
+        if (version_compare(resumed, id) == 0 && !has_complete(catalog, generation->generation))
+            return true;
+    }
+    return false;
+}
+
+int retention_choose(const struct catalog *catalog, const struct retention_policy *policy, uint64_t current,
+                     struct retention_busy busy, struct version_id **ret_victims, size_t *ret_count) {
+    struct version_id *victims = calloc(catalog->version_count + 1, sizeof *victims);
+    if (!victims)
+        return -ENOMEM;
+    size_t count = 0;
+    uint64_t newer_complete = 0, keep = max_u64(policy->keep, 1);
+    const struct catalog_version *newest = newest_complete(catalog);
+    for (size_t i = catalog->version_count; i-- > 0;) {
+        const struct catalog_version *version = &catalog->versions[i];
+        bool superseded = newest && version_compare(version->id, newest->id) < 0;
+        bool victim;
+        if (version->complete) {
+            bool every = policy->keep_every && version->id.step % policy->keep_every == 0;
+            victim = newer_complete >= keep && !every && !is_resume_version(catalog, current, version->id);
+            newer_complete++;
+        } else if (version->damaged) {
+            victim = superseded; /* it may be repaired from another tier */
+        } else {
+            victim = superseded || current == 0 || version->id.generation < current;
+        }
+        if (victim && !version->pinned && !is_busy(busy, version->id))
+            victims[count++] = version->id;
+    }
+    *ret_victims = victims;
+    *ret_count = count;
+    return 0;
+}
+
+struct sweep {
+    struct tier *tier;
+    char job[256]; /* escaped */
+    uint64_t nonce;
+    struct problem *problem;
+};
+
+static int sweep_init(struct sweep *sweep, struct tier *tier, const char *job, uint64_t nonce,
+                      struct problem *problem) {
+    *sweep = (struct sweep){.tier = tier, .nonce = nonce, .problem = problem};
+    return job_escape(job, sweep->job, problem);
+}
+
+static int sync_both(const struct sweep *sweep, uint64_t generation) {
+    char directory[TIER_PATH_MAX];
+    layout_generation(sweep->job, generation, directory);
+    int r = tier_sync_directory(sweep->tier, directory);
+    if (r && r != -ENOENT)
+        return tier_problem(sweep->problem, sweep->tier, r, "sync the directory", directory);
+    r = tier_sync_directory(sweep->tier, sweep->job);
+    return r ? tier_problem(sweep->problem, sweep->tier, r, "sync the directory", sweep->job) : 0;
+}
+
+/* Puts a version that turned out to be pinned back where it was. */
+static int put_back(const struct sweep *sweep, const char *trash, struct version_id version) {
+    char path[TIER_PATH_MAX];
+    layout_version(sweep->job, version, path);
+    int r = tier_rename(sweep->tier, trash, path);
+    if (r == TIER_E_ABSENT || r == -ENOTEMPTY || r == -EEXIST)
+        return 0; /* somebody else did, or the name is taken: it stays in the trash while it is pinned */
+    if (r)
+        return tier_problem(sweep->problem, sweep->tier, r, "put back the pinned", path);
+    return sync_both(sweep, version.generation);
+}
+
+/* 0: it is in the trash. TIER_E_ABSENT: somebody was faster. TIER_E_EXISTS: it is pinned, and stays. */
+static int trash_version(const struct sweep *sweep, struct version_id version, char ret_trash[TIER_PATH_MAX]) {
+    char path[TIER_PATH_MAX], trash[TIER_PATH_MAX];
+    layout_version(sweep->job, version, path);
+    layout_trash(sweep->job, version, sweep->nonce, trash);
+    /* Its time stamp tells later when the grace is over; set before, so that a crash in between
+     * does not leave a directory in the trash that looks old. */
+    int r = tier_touch(sweep->tier, path);
+    if (r == 0)
+        r = tier_rename(sweep->tier, path, trash);
+    if (r == TIER_E_ABSENT)
+        return r;
+    if (r)
+        return tier_problem(sweep->problem, sweep->tier, r, "move to the trash", path);
+    r = sync_both(sweep, version.generation);
+    if (r)
+        return r;
+    CLEANUP(tier_entries_deinit) struct tier_entries entries = {0};
+    r = tier_list(sweep->tier, trash, &entries);
+    if (r < 0)
+        return tier_problem(sweep->problem, sweep->tier, r, "list", trash);
+    if (r == 0 && pin_holds(sweep->tier, trash, &entries)) {
+        r = put_back(sweep, trash, version);
+        return r ? r : TIER_E_EXISTS;
+    }
+    strcpy(ret_trash, trash);
+    return 0;
+}
+
+static int unlink_entry(const struct sweep *sweep, const char *directory, const struct tier_entry *entry) {
+    char path[TIER_PATH_MAX + 256];
+    int length = snprintf(path, sizeof path, "%s/%s", directory, entry->name);
+    if (length >= TIER_PATH_MAX)
+        return -ENAMETOOLONG;
+    int r = entry->is_directory ? tier_remove_directory(sweep->tier, path) : tier_unlink(sweep->tier, path);
+    if (r == TIER_E_ABSENT || r == -ENOTEMPTY) /* -ENOTEMPTY is told by the directory above */
+        return 0;
+    return r ? tier_problem(sweep->problem, sweep->tier, r, "remove", path) : 0;
+}
+
+/* Removes a trash directory and what is in it. */
+static int empty_trash(const struct sweep *sweep, const char *trash, const struct tier_entries *entries) {
+    for (size_t i = 0; i < entries->count; i++) {
+        int r = unlink_entry(sweep, trash, &entries->items[i]);
+        if (r)
+            return r;
+    }
+    int r = tier_remove_directory(sweep->tier, trash);
+    /* Not empty: somebody has a file open over NFS, which keeps a name for it. The next sweep comes again. */
+    if (r == TIER_E_ABSENT || r == -ENOTEMPTY)
+        return 0;
+    return r ? tier_problem(sweep->problem, sweep->tier, r, "remove", trash) : 0;
+}
+
+static int consider_trash(const struct sweep *sweep, const struct tier_entry *entry, struct version_id version,
+                          int64_t before_ns) {
+    if (entry->mtime_ns > before_ns)
+        return 0;
+    char trash[TIER_PATH_MAX];
+    int length = snprintf(trash, sizeof trash, "%s/%s", sweep->job, entry->name);
+    assert(length < TIER_PATH_MAX);
+    CLEANUP(tier_entries_deinit) struct tier_entries entries = {0};
+    int r = tier_list(sweep->tier, trash, &entries);
+    if (r == TIER_E_ABSENT)
+        return 0;
+    if (r)
+        return tier_problem(sweep->problem, sweep->tier, r, "list", trash);
+    if (pin_holds(sweep->tier, trash, &entries))
+        return put_back(sweep, trash, version);
+    return empty_trash(sweep, trash, &entries);
+}
+
+static int empty_old_trash(const struct sweep *sweep, uint64_t grace_ms) {
+    CLEANUP(tier_entries_deinit) struct tier_entries entries = {0};
+    int64_t now_ns = 0;
+    int r = tier_list(sweep->tier, sweep->job, &entries);
+    if (r)
+        return r < 0 ? tier_problem(sweep->problem, sweep->tier, r, "list", sweep->job) : 0;
+    for (size_t i = 0; i < entries.count; i++) {
+        struct version_id version;
+        if (!entries.items[i].is_directory || !layout_parse_trash(entries.items[i].name, &version))
+            continue;
+        if (now_ns == 0) {
+            r = tier_now(sweep->tier, &now_ns);
+            if (r)
+                return tier_problem(sweep->problem, sweep->tier, r, "read the clock of the file system of", "");
+        }
+        uint64_t grace_ns = min_u64(grace_ms, INT64_MAX / NANOSECONDS_PER_MS) * NANOSECONDS_PER_MS;
+        r = consider_trash(sweep, &entries.items[i], version, now_ns - (int64_t)min_u64(grace_ns, (uint64_t)now_ns));
+        if (r)
+            return r;
+    }
+    return 0;
+}
+
+int retention_sweep(struct tier *tier, const char *job, const struct retention_policy *policy, uint64_t current,
+                    struct retention_busy busy, uint64_t nonce, uint32_t *ret_removed, struct problem *problem) {
+    struct sweep sweep;
+    int r = sweep_init(&sweep, tier, job, nonce, problem);
+    if (r)
+        return r;
+    CLEANUP(catalog_deinit) struct catalog catalog = {0};
+    r = catalog_scan(tier, job, &catalog, problem);
+    if (r)
+        return r;
+    CLEANUP(freep) struct version_id *victims = NULL;
+    size_t count;
+    r = retention_choose(&catalog, policy, current, busy, &victims, &count);
+    if (r)
+        return tier_problem(problem, tier, r, "sweep", sweep.job);
+    uint32_t removed = 0;
+    for (size_t i = 0; i < count; i++) {
+        char trash[TIER_PATH_MAX];
+        r = trash_version(&sweep, victims[i], trash);
+        if (r < 0)
+            return r;
+        removed += r == 0;
+    }
+    r = empty_old_trash(&sweep, policy->trash_grace_ms);
+    if (r)
+        return r;
+    *ret_removed = removed;
+    return 0;
+}
+
+int retention_remove(struct tier *tier, const char *job, struct version_id version, uint64_t nonce,
+                     struct problem *problem) {
+    struct sweep sweep;
+    bool pinned;
+    int r = sweep_init(&sweep, tier, job, nonce, problem);
+    if (r)
+        return r;
+    char trash[TIER_PATH_MAX];
+    layout_version(sweep.job, version, trash);
+    r = retention_pinned(tier, job, version, &pinned);
+    if (r)
+        return r < 0 ? tier_problem(problem, tier, r, "list", trash) : r;
+    r = pinned ? TIER_E_EXISTS : trash_version(&sweep, version, trash);
+    if (r == TIER_E_EXISTS)
+        return tier_problem(problem, tier, -EBUSY, "remove (it is pinned)", trash);
+    if (r)
+        return r;
+    CLEANUP(tier_entries_deinit) struct tier_entries entries = {0};
+    r = tier_list(tier, trash, &entries);
+    if (r)
+        return r < 0 ? tier_problem(problem, tier, r, "list", trash) : 0;
+    return empty_trash(&sweep, trash, &entries);
+}
