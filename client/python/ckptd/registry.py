@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the library was told: which leaves are protected, which are second names, and who holds their memory."""
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from . import arrays, binding, tree
+from .arrays import Leaf
+
+
+class Registry:
+    """Keeps libckpt's table equal to the leaves of the last `update`; tells it only what changed."""
+
+    def __init__(self, rank: int, world: int, replicated: bool):
+        self._replica = (rank, world) if world > 1 and replicated else None
+        self._all_local = world > 1 and not replicated
+        self._lists: "list[list[Leaf]]" = []
+        self._local: "list[bool]" = []
+        self._known: "Optional[dict[str, tuple[Any, int]]]" = {}
+        self._aliases: "dict[str, str]" = {}
+        self._fenced_torch: "list[Any]" = []
+        self._fenced_other: "list[Any]" = []
+        self._held: "list[Any]" = []
+
+    def update(self, handle: binding.Handle, scanned: "list[tuple[list[Leaf], bool]]") -> bool:
+        """`scanned`: per object its leaves and whether they are this rank's own. Lists that are the same objects as the
+        last time are taken to be unchanged. True if the library had to be told something."""
+        lists = [leaves for leaves, _ in scanned]
+        if self._known is not None and len(lists) == len(self._lists) and tree.same_objects(lists, self._lists):
+            return False
+        primaries, aliases = self._resolve(scanned)
+        wanted = {leaf.name: (leaf.registration(), leaf) for leaf in primaries}
+        known, self._known = self._known, None
+        if known is None or aliases != self._aliases or any(
+            target not in known or known[target][0] != wanted[target][0] for target in aliases.values()
+        ):
+            handle.unprotect_all()
+            known = {}
+            fresh_aliases = aliases
+        else:
+            fresh_aliases = {}
+        for name, (registration, identity) in list(known.items()):
+            if name not in wanted or wanted[name][0] != registration:
+                handle.unprotect(identity)
+                del known[name]
+        for name, (registration, leaf) in wanted.items():
+            if name not in known:
+                known[name] = (registration, _protect(handle, leaf))
+        for alias, target in fresh_aliases.items():
+            handle.alias(alias.encode(), target.encode())
+        self._known, self._aliases, self._lists = known, aliases, lists
+        fenced = [leaf.keep for leaf in primaries if leaf.held]
+        self._fenced_torch = [value for value in fenced if tree.is_torch(value)]
+        self._fenced_other = [value for value in fenced if not tree.is_torch(value)]
+        return True
+
+    def _resolve(self, scanned: "list[tuple[list[Leaf], bool]]") -> "tuple[list[Leaf], dict[str, str]]":
+        """One leaf per view of memory; the others of the same view are aliases. It is fenced if any of them is: a
+        parameter that also stands in a plain dict stays a parameter."""
+        primaries: "list[Leaf]" = []
+        aliases: "dict[str, str]" = {}
+        seen: "dict[tuple[Any, ...], Leaf]" = {}
+        for leaves, local in scanned:
+            for leaf in leaves:
+                if leaf.offset is not None and leaf.nbytes == 0:
+                    continue
+                leaf.rank_local = local or (self._all_local and leaf.offset is None)
+                leaf.held = leaf.fenced
+                if leaf.offset is None:
+                    leaf.replica = None if leaf.rank_local else self._replica
+                first = seen.setdefault(leaf.identity(), leaf) if leaf.nbytes else leaf
+                if first is leaf:
+                    primaries.append(leaf)
+                else:
+                    first.held = first.held or leaf.fenced
+                    aliases[leaf.name] = first.name
+        return primaries, aliases
+
+    def hold(self) -> None:
+        """Keeps all fenced memory alive, whatever the program does with its tensors, until `release`."""
+        self._held = list(self._fenced_other)
+        if self._fenced_torch:
+            from . import tensors
+
+            self._held += tensors.hold(self._fenced_torch)
+
+    def release(self) -> None:
+        self._held = []
+
+
+def _protect(handle: binding.Handle, leaf: Leaf) -> int:
+    flags = (binding.RANK_LOCAL if leaf.rank_local else 0) | (0 if leaf.held else binding.EAGER)
+    packed = leaf.stride == arrays.row_major(leaf.shape, binding.DTYPE_SIZES[leaf.dtype])
+    box = None if leaf.offset is None else (leaf.offset, leaf.shape)
+    return handle.protect(
+        leaf.name.encode(), leaf.dtype, leaf.address, leaf.whole, None if packed else leaf.stride, flags, box,
+        leaf.replica or (0, 1),
+    )

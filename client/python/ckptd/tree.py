@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trees of plain containers with arrays as leaves: gathering the leaves, and putting a stored tree back."""
+from __future__ import annotations
+
+import collections
+import ctypes
+import operator
+import sys
+from typing import Any, Iterable, Optional
+
+from . import arrays, typed
+from .arrays import Leaf
+
+#: Fresh arrays up to this many bytes are copied to a place that stays, so that nothing has to be registered anew.
+STAGE_MAX = 1 << 20
+
+
+def is_torch(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def same_objects(left: "Iterable[Any]", right: "Iterable[Any]") -> bool:
+    """Both have the same objects in the same order; the lengths are known to be equal."""
+    return all(map(operator.is_, left, right))
+
+
+class LeafCache:
+    """The leaves of one object from one save to the next. `current` is the same list as long as nothing changed:
+    same names, same values, same pointers, shapes, strides and dtypes."""
+
+    def __init__(self) -> None:
+        self.current: "list[Leaf]" = []
+        self._torch: "list[Any]" = []
+        self._other: "list[Leaf]" = []
+        self._fingerprint: Any = None
+
+    def reuse(self) -> bool:
+        """True if the memory of `current` is still what it was."""
+        if self._torch and not self._fingerprint.matches(self._torch):
+            return False
+        for leaf in self._other:
+            again = arrays.describe(leaf.value, leaf.name)
+            if again is None or again.identity()[:5] != leaf.identity()[:5]:
+                return False
+        return True
+
+    def replace(self, leaves: "list[Leaf]") -> None:
+        self.current = leaves
+        self._torch = [leaf.value for leaf in leaves if leaf.form == "torch" and is_torch(leaf.value)
+                       and leaf.keep is leaf.value]
+        known = set(map(id, self._torch))
+        self._other = [leaf for leaf in leaves if id(leaf.value) not in known and leaf.value is not None]
+        if self._torch:
+            from . import tensors
+
+            self._fingerprint = tensors.Fingerprint(self._torch)
+
+
+class Gatherer:
+    """`typed.encode`'s leaf function: makes leaves of arrays, in order."""
+
+    def __init__(self, known: "Optional[dict[str, Leaf]]" = None):
+        self.leaves: "list[Leaf]" = []
+        self.known = known or {}
+
+    def __call__(self, value: Any, name: str) -> Any:
+        leaf = self.known.get(name)
+        if leaf is None or leaf.value is not value:
+            leaf = arrays.describe(value, name)
+            if leaf is None:
+                return typed.NOT_A_LEAF
+        self.leaves.append(leaf)
+        return {"$": "tensor", "as": leaf.form}
+
+
+class Stages:
+    """Buffers that stay where they are, for arrays that are made anew at every save."""
+
+    def __init__(self) -> None:
+        self._buffers: "dict[str, Any]" = {}
+
+    def put(self, leaf: Leaf) -> Leaf:
+        """A leaf with the same bytes in a buffer that stays; `leaf` itself if it is large or has holes."""
+        size = leaf.nbytes
+        if size == 0 or size > STAGE_MAX or leaf.stride != _packed(leaf) or leaf.offset is not None:
+            return leaf
+        buffer = self._buffers.get(leaf.name)
+        if buffer is None or len(buffer) != size:
+            buffer = self._buffers[leaf.name] = (ctypes.c_char * size)()
+        ctypes.memmove(buffer, leaf.address, size)
+        return Leaf(leaf.name, None, buffer, ctypes.addressof(buffer), leaf.dtype, leaf.shape, leaf.stride, leaf.form, True)
+
+
+def _packed(leaf: Leaf) -> "tuple[int, ...]":
+    return arrays.row_major(leaf.shape, arrays.binding.DTYPE_SIZES[leaf.dtype])
+
+
+_IN_PLACE_DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
+
+
+def is_mutable(value: Any) -> bool:
+    """Whether `merge` changes the value itself."""
+    return isinstance(value, (*_IN_PLACE_DICTS, list, set, collections.deque, bytearray)) or type(value).__module__ == "array"
+
+
+def merge(live: Any, stored: Any) -> Any:
+    """Makes `live` equal to `stored`, changing containers in place where both have the same type; returns what
+    belongs there. Arrays in `stored` are the live ones already, where there were any."""
+    if live is stored or type(live) is not type(stored):
+        return stored
+    if isinstance(live, _IN_PLACE_DICTS):
+        items = [(key, merge(live.get(key), item)) for key, item in stored.items()]
+        live.clear()
+        for key, item in items:
+            live[key] = item
+    elif isinstance(live, list):
+        live[:] = [merge(live[position] if position < len(live) else None, item) for position, item in enumerate(stored)]
+    elif isinstance(live, (set, bytearray)) or type(live).__module__ == "array":
+        _refill(live, stored)
+    elif isinstance(live, collections.deque) and live.maxlen == stored.maxlen:
+        live.clear()
+        live.extend(stored)
+    else:
+        return stored
+    return live
+
+
+def _refill(live: Any, stored: Any) -> None:
+    if isinstance(live, set):
+        live.clear()
+        live.update(stored)
+    else:
+        live[:] = stored
