@@ -212,7 +212,7 @@ static int directory_check(const char *path, struct problem *problem) {
 
 /* One word of a path: $SLURM_JOB_ID, or "user". */
 static int key_check(const char *key, struct problem *problem) {
-    size_t length = strnlen(key, SOCKET_KEY_MAX);
+    size_t length = strlen(key);
     bool plain = length > 0 && length < SOCKET_KEY_MAX && key[0] != '.';
     for (size_t i = 0; plain && i < length; i++)
         plain = (key[i] >= 'a' && key[i] <= 'z') || (key[i] >= 'A' && key[i] <= 'Z') ||
