@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client/push.h"
+
+#include "client/clock.h"
+#include "client/pack.h"
+
+#include <errno.h>
+#include <signal.h>
+
+/*
+ * Up to PUSH_SLOTS chunks are on their way at once: while the daemon digests one, the next is
+ * filled. A failure revokes the capture word, so that the fence sees at once what no event will
+ * tell. The thread waits for the daemon in slices, so a stop takes effect within one.
+ */
+
+#define PUSH_SLICE_MS 20
+#define PUSH_CONNECT_MS UINT64_C(5000)
+
+static void ignore(void *context, struct link *link) {}
+
+void push_init(struct push *push, const char *path) {
+    *push = (struct push){0};
+    link_init(&push->link, path, ignore, NULL);
+    pthread_mutex_init(&push->lock, NULL);
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&push->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+void push_close_descriptors(struct push *push) { link_close(&push->link); }
+
+static bool stopped(const struct push *push) { return atomic_load_explicit(&push->stop, memory_order_acquire); }
+
+/* One message, in slices. CKPT_E_LOST: stopped. */
+static int push_receive(struct push *push, uint64_t deadline) {
+    for (;;) {
+        if (stopped(push))
+            return error_set(CKPT_E_LOST, "stopped");
+        int r = link_receive(&push->link, min_u64(deadline, clock_deadline(PUSH_SLICE_MS)));
+        if (r != CKPT_E_TIMEOUT || clock_now() >= deadline)
+            return r;
+    }
+}
+
+static int push_call(struct push *push, enum opcode opcode, const void *body, enum opcode expected, uint64_t deadline) {
+    uint32_t serial;
+    struct link_request request = {.opcode = opcode, .body = body, .fd = -1};
+    int r = link_send(&push->link, &request, deadline, &serial);
+    while (r == CKPT_OK) {
+        r = push_receive(push, deadline);
+        if (r < 0 || push->link.message.serial != serial)
+            continue;
+        if (push->link.message.opcode == MESSAGE_ERROR)
+            return link_error(&push->link);
+        return push->link.message.opcode == expected ? CKPT_OK
+                                                     : link_distrust(&push->link, "a reply of the wrong kind");
+    }
+    return r;
+}
+
+static int push_attach(struct push *push, const struct push_job *job) {
+    if (link_is_up(&push->link) && push->attached == job->session)
+        return CKPT_OK;
+    link_close(&push->link);
+    int r = link_connect(&push->link);
+    if (r < 0)
+        return error_set(CKPT_E_UNREACHABLE, "cannot connect to %s for pushing: %s", push->link.path, strerror(-r));
+    uint64_t deadline = clock_deadline(PUSH_CONNECT_MS);
+    struct message_hello hello = {
+        .magic = MESSAGE_MAGIC, .version_min = PROTOCOL_VERSION_MIN, .version_max = PROTOCOL_VERSION_MAX};
+    r = push_call(push, MESSAGE_HELLO, &hello, MESSAGE_HELLO_OK, deadline);
+    if (r < 0)
+        return r;
+    struct message_attach attach = {.session = job->session};
+    r = push_call(push, MESSAGE_ATTACH, &attach, MESSAGE_OK, deadline);
+    if (r < 0)
+        return r;
+    push->attached = job->session;
+    return CKPT_OK;
+}
+
+/* Copies bytes [from, from + length) of one shard's row-major storage. */
+static void copy_shard(const struct push_job *job, const struct shard *shard, uint64_t from, uint64_t length,
+                       uint8_t *destination) {
+    unsigned size = dtype_size(shard->dtype);
+    uint8_t *data = shard->area == SHARDS_AREA_PRIVATE ? (uint8_t *)(uintptr_t)shard->address
+                                                       : job->areas->items[shard->area].map + shard->address;
+    struct pack_view view = {.geometry = &shard->geometry,
+                             .stride = shard->contiguous ? NULL : shard->stride,
+                             .data = data,
+                             .element_size = size};
+    /* Chunks are whole elements: both are powers of two, and tensors lie aligned. */
+    pack_gather(destination, &view, from / size, length / size);
+}
+
+/* Fills `to` with image bytes [offset, offset + length). */
+static void fill(const struct push_job *job, uint64_t offset, uint64_t length, const uint8_t *header, uint8_t *to) {
+    const struct image_layout *layout = &job->image->layout;
+    uint64_t end = offset + length, at = offset;
+    if (at < layout->data_start) {
+        uint64_t part = min_u64(end, layout->data_start) - at;
+        memcpy(to, header + at, part);
+        at += part;
+    }
+    for (uint32_t i = image_find(layout, job->image->shards, at); at < end && i < layout->ordered_count; i++) {
+        struct shard shard;
+        shards_get(job->image->shards, layout->order[i], &shard);
+        uint64_t begin = layout->shard_offset[layout->order[i]], bytes = shard_bytes(&shard);
+        uint64_t part = min_u64(end, begin + bytes) - at;
+        copy_shard(job, &shard, at - begin, part, to + (at - offset));
+        at += part;
+    }
+    if (at < end)
+        memcpy(to + (at - offset), (const uint8_t *)job->state + (at - layout->state_offset), end - at);
+}
+
+static int push_answer(struct push *push, uint64_t *answered, const struct push_job *job) {
+    int r = push_receive(push, clock_deadline(job->answer_ms));
+    if (r < 0)
+        return r;
+    if (push->link.message.opcode == MESSAGE_ERROR)
+        return link_error(&push->link);
+    if (push->link.message.opcode != MESSAGE_PUSHED)
+        return CKPT_OK;
+    const struct message_pushed *pushed = push->link.message.body;
+    if (pushed->result < 0)
+        return error_set(pushed->result, "the daemon refused a pushed chunk (%s)", error_name(pushed->result));
+    ++*answered;
+    return CKPT_OK;
+}
+
+static int push_image(struct push *push, const struct push_job *job) {
+    const struct image_layout *layout = &job->image->layout;
+    CLEANUP(freep) uint8_t *header = malloc(layout->data_start);
+    if (!header)
+        return error_set(CKPT_E_MEMORY, "out of memory for an image header of %ju bytes",
+                         (uintmax_t)layout->data_start);
+    image_header(layout, job->state_size, header);
+
+    uint64_t sent = 0, answered = 0, chunks = (job->image_size + job->chunk_size - 1) / job->chunk_size;
+    while (answered < chunks) {
+        if (stopped(push))
+            return error_set(CKPT_E_LOST, "stopped");
+        if (sent == chunks || sent - answered == PUSH_SLOTS) {
+            int r = push_answer(push, &answered, job);
+            if (r < 0)
+                return r;
+            continue;
+        }
+        uint64_t slot = sent % PUSH_SLOTS * job->chunk_size, offset = sent * job->chunk_size;
+        uint64_t length = min_u64(job->chunk_size, job->image_size - offset);
+        fill(job, offset, length, header, job->slots + slot);
+        struct message_push body = {
+            .image_offset = offset,
+            .area_offset = job->slots_offset + slot,
+            .area = job->slots_area,
+            .length = (uint32_t)length,
+            .counter = job->counter,
+        };
+        int r = link_send(&push->link, &(struct link_request){.opcode = MESSAGE_PUSH, .body = &body, .fd = -1},
+                          clock_deadline(job->answer_ms), NULL);
+        if (r < 0)
+            return r;
+        sent++;
+    }
+    return CKPT_OK;
+}
+
+static void push_run(struct push *push, const struct push_job *job) {
+    int r = push_attach(push, job);
+    if (r == CKPT_OK)
+        r = push_image(push, job);
+    if (r == CKPT_OK)
+        return;
+    link_close(&push->link); /* unanswered chunks die with it */
+    push->attached = 0;
+    word_revoke(job->word, job->counter, job->image_size);
+    if (stopped(push))
+        return;
+    pthread_mutex_lock(&push->lock);
+    snprintf(push->reason, sizeof push->reason, "%.*s", PROBLEM_TEXT_MAX - 1, error_last());
+    pthread_mutex_unlock(&push->lock);
+    atomic_store_explicit(&push->failed, true, memory_order_release);
+}
+
+static void *push_thread(void *argument) {
+    struct push *push = argument;
+    pthread_mutex_lock(&push->lock);
+    while (!push->ending) {
+        if (!push->busy) {
+            pthread_cond_wait(&push->changed, &push->lock);
+            continue;
+        }
+        struct push_job job = push->job;
+        pthread_mutex_unlock(&push->lock);
+        push_run(push, &job);
+        pthread_mutex_lock(&push->lock);
+        push->busy = false;
+        pthread_cond_broadcast(&push->changed);
+    }
+    pthread_mutex_unlock(&push->lock);
+    return NULL;
+}
+
+/* The program's signals are for the program's threads. */
+static int start_thread(struct push *push) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&push->thread, NULL, push_thread, push);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error)
+        return error_set(CKPT_E_MEMORY, "cannot start the thread that pushes private memory: %s", strerror(error));
+    push->started = true;
+    return CKPT_OK;
+}
+
+int push_begin(struct push *push, const struct push_job *job) {
+    if (!push->started) {
+        int r = start_thread(push);
+        if (r < 0)
+            return r;
+    }
+    push_settle(push); /* the last job may still wait for an answer */
+    atomic_store_explicit(&push->failed, false, memory_order_relaxed);
+    atomic_store_explicit(&push->stop, false, memory_order_release);
+    pthread_mutex_lock(&push->lock);
+    push->job = *job;
+    push->busy = true;
+    pthread_cond_broadcast(&push->changed);
+    pthread_mutex_unlock(&push->lock);
+    return CKPT_OK;
+}
+
+void push_settle(struct push *push) {
+    if (!push->started)
+        return;
+    pthread_mutex_lock(&push->lock);
+    while (push->busy)
+        pthread_cond_wait(&push->changed, &push->lock);
+    pthread_mutex_unlock(&push->lock);
+}
+
+void push_stop(struct push *push) {
+    atomic_store_explicit(&push->stop, true, memory_order_release);
+    push_settle(push);
+}
+
+bool push_failed(struct push *push, char *ret_reason, size_t size) {
+    if (!atomic_load_explicit(&push->failed, memory_order_acquire))
+        return false;
+    pthread_mutex_lock(&push->lock);
+    snprintf(ret_reason, size, "%s", push->reason);
+    pthread_mutex_unlock(&push->lock);
+    return true;
+}
+
+void push_deinit(struct push *push) {
+    push_stop(push);
+    if (push->started) {
+        pthread_mutex_lock(&push->lock);
+        push->ending = true;
+        pthread_cond_broadcast(&push->changed);
+        pthread_mutex_unlock(&push->lock);
+        pthread_join(push->thread, NULL);
+        push->started = false;
+    }
+    link_close(&push->link);
+    pthread_cond_destroy(&push->changed);
+    pthread_mutex_destroy(&push->lock);
+}

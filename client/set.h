@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The protected set: what the program named as its state. Protecting only records, and checks all
+ * that can be checked here; set_build() turns it into the table that the daemon gets and the layout
+ * that both sides compute from it.
+ */
+
+#include "client/area.h"
+#include "client/ckpt.h"
+#include "proto/image.h"
+#include "proto/shards.h"
+
+#define SET_EAGER_COPY_MAX MIB(16) /* a larger eager shard is fenced inside save instead of copied */
+#define SET_INDEX_NONE UINT32_MAX
+
+/* One protected piece; a single allocation with its arrays. */
+struct set_shard {
+    uint64_t id;
+    struct set_tensor *tensor;
+    const void *data;
+    uint64_t bytes;
+    uint64_t low, high; /* its hull in the tensor's row-major order, in elements */
+    uint32_t flags;     /* enum shard_flags */
+    uint32_t replica_index, replica_count;
+    uint32_t index; /* in the table last built; SET_INDEX_NONE: protected since */
+    bool is_range, contiguous;
+    uint64_t eager_offset; /* in the eager buffer, if it is copied */
+    uint64_t numbers[];    /* range: start, count, stride; box: offset, extent, stride, per dimension */
+};
+
+struct set {
+    struct set_shard **shards; /* by id ascending; NULL: unprotected */
+    size_t count, used, capacity;
+    uint64_t next_id;
+    struct set_tensor *tensors;  /* hash by name and kind */
+    struct set_tensor **aliases; /* in the order in which they were made */
+    size_t alias_count, alias_capacity;
+    uint64_t header_bytes; /* a lower bound of the image header's length */
+    uint64_t eager_bytes;  /* of the eager buffer */
+    bool has_large_eager;
+    bool changed; /* since set_build() */
+    struct shards_writer scratch;
+};
+
+void set_deinit(struct set *set);
+
+/* CKPT_OK, CKPT_E_... with the sentence. */
+int set_add(struct set *set, const struct ckpt_shard *shard, uint64_t *ret_id) MUST_CHECK;
+int set_alias(struct set *set, const char *alias, const char *name) MUST_CHECK;
+/* NULL: no such piece. */
+struct set_shard *set_find(const struct set *set, uint64_t id);
+void set_remove(struct set *set, struct set_shard *shard);
+void set_clear(struct set *set);
+/* The first piece (NULL: from the start) after `shard` that touches [data, data + size). */
+struct set_shard *set_next_in(const struct set *set, const struct set_shard *shard, const void *data, uint64_t size);
+
+void set_geometry(const struct set_shard *shard, struct geometry *ret_geometry);
+enum dtype set_dtype(const struct set_shard *shard);
+const char *set_name(const struct set_shard *shard);
+/* NULL if contiguous. */
+const int64_t *set_stride(const struct set_shard *shard);
+/* Eager, stored, and small enough to be copied inside save. */
+bool set_is_copied(const struct set_shard *shard);
+bool set_is_stored(const struct set_shard *shard);
+
+/* A set as it was registered. */
+struct set_image {
+    struct shards_writer table;
+    struct shards *shards;
+    struct image_layout layout;
+    bool has_private;
+};
+
+void set_image_deinit(struct set_image *image);
+/* Decides where each copied eager shard lies in the eager buffer, and returns the buffer's size. */
+uint64_t set_place_eager(struct set *set);
+/* `eager`: the buffer, of that size, in an area; NULL if the size is 0. */
+int set_build(struct set *set, const struct areas *areas, const void *eager, const struct image_identity *identity,
+              struct set_image *ret_image) MUST_CHECK;
+/* Copies every eager shard that is copied into the buffer. */
+void set_copy_eager(const struct set *set, void *eager);
