@@ -130,7 +130,7 @@ def describe(value: Any, name: str) -> Optional[Leaf]:
             raise _refuse(name, "ckptd.shard() needs an array or a tensor")
         leaf.value, leaf.whole, leaf.offset = value, value.shape, value.offset
         return leaf
-    if "torch" in sys.modules:
+    if sys.modules.get("torch") is not None:
         from . import tensors
 
         leaf = tensors.describe(value, name)
@@ -160,7 +160,7 @@ def _from_interface(value: Any, interface: dict, name: str, form: str) -> Leaf:
         raise _refuse(
             name, "arrays of type %r cannot be stored; convert to a native number type with .astype()" % text
         )
-    if interface.get("mask") is not None:
+    if hasattr(value, "filled") or interface.get("mask") is not None:
         raise _refuse(name, "masked arrays cannot be stored; give .data and .mask as two arrays")
     shape, size = interface["shape"], binding.DTYPE_SIZES[binding.DTYPES[dtype]]
     address, read_only = interface["data"]

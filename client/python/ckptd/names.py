@@ -11,7 +11,7 @@ key                    segment
                        escaped (``%25``, ``%2F``, ``%0A``, ``%uD800``)
 the empty ``str``      ``%_``
 list or tuple index    the decimal number (a container is a list or a dict, never both)
-``int`` in a dict      ``%i`` and the decimal number
+``int`` in a dict      ``%i`` and the decimal number (of 64 bits; larger: the next line)
 any other dict key     ``%j`` and its typed JSON (see `ckptd.typed`), escaped like a ``str``
 reserved words         ``%`` and a lower-case word (`reserved`): no user's key looks like that
 =====================  =======================================================================
@@ -54,7 +54,7 @@ def segment(key: object) -> str:
     """The segment of one dict key (see the module's table)."""
     if type(key) is str:
         return escape(key)
-    if type(key) is int:
+    if type(key) is int and -(1 << 63) <= key < 1 << 64:
         return "%%i%d" % key
     if isinstance(key, Reserved):
         return str(key)
