@@ -14,6 +14,7 @@ Everything lies in one private directory, which is removed at the end, unless --
 """
 
 import argparse
+import getpass
 import hashlib
 import importlib.util
 import json
@@ -412,6 +413,10 @@ def main():
 
     if importlib.util.find_spec("torch") is None:
         print("this python has no torch: apt-get install python3-torch")
+        return 77
+    service = pathlib.Path("/run/ckptd", getpass.getuser(), "sock")
+    if service.exists():
+        print(f"a ckptd of this machine serves you at {service}; we would kill it, so run this as another user")
         return 77
     directory = pathlib.Path(tempfile.mkdtemp(prefix="ckptd-demo.", dir="/var/tmp"))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
