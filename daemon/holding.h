@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * A holding is a part as it lies in memory and in tiers, for reading: chunks come from the pool if
+ * they are there (captured here, or fetched before), else from the nearest lane that has the part,
+ * verified in any case. A copy with a wrong chunk is condemned (its manifest renamed .bad) and the
+ * next lane is tried.
+ */
+
+#include "daemon/part.h"
+#include "tiers/catalog.h"
+
+struct copy;
+struct holding;
+struct holding_request;
+typedef void (*holding_fn)(struct holding_request *request);
+
+/* Embedded in its owner, who keeps it alive until fn has run (from the loop, never from the submit). */
+struct holding_request {
+    uint32_t index; /* chunk */
+    uint32_t tag;   /* the owner's */
+    holding_fn fn;
+    int result; /* 0: *buffer is valid and one reference to it is the owner's */
+    struct pool_buffer *buffer;
+    uint32_t length; /* raw bytes in it */
+    struct problem problem;
+
+    /* The holding's own. */
+    struct holding *holding;
+    struct loop_op op;
+    struct pool_waiter waiter;
+    struct copy *copy; /* being read from */
+    struct digest digest;
+    bool from_memory;
+};
+
+int holding_new(struct job *job, struct version_id version, uint32_t rank, struct holding **ret_holding) MUST_CHECK;
+struct holding *holding_ref(struct holding *holding);
+void holding_unref(struct holding *holding);
+void holding_get(struct holding *holding, struct holding_request *request);

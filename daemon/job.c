@@ -1,0 +1,631 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/job.h"
+
+#include "daemon/part.h"
+#include "daemon/session.h"
+#include "tiers/claim.h"
+
+#include <errno.h>
+
+#define JOBS_IDLE_MAX 64 /* jobs nobody uses, kept for what they hold in memory */
+#define LOOK_FIRST_NS (50 * NANOSECONDS_PER_MS)
+#define LOOK_LAST_NS (2 * NANOSECONDS_PER_SECOND)
+#define LOOK_TRIES_AFTER_ERROR 20
+
+static struct loop *job_loop(struct job *job) { return job->server->loop; }
+
+/* ---- jobs ---- */
+
+static void version_free(struct version *version) {
+    struct job *job = version->job;
+    struct part *part;
+    while ((part = TAILQ_FIRST(&version->parts)))
+        part_free(part);
+    TAILQ_REMOVE(&job->versions, version, link);
+    job->version_count--;
+    free(version);
+}
+
+static void job_free(struct job *job) {
+    struct version *version;
+    while ((version = TAILQ_FIRST(&job->versions)))
+        version_free(version);
+    for (uint32_t i = 0; i < job->lane_count; i++) {
+        lane_unref(job->lanes[i]);
+    }
+    TAILQ_REMOVE(&job->server->jobs, job, link);
+    free(job);
+}
+
+static void add_lane(struct job *job, struct lane *lane) {
+    uint32_t at = job->lane_count++;
+    for (; at > 0 && job->lanes[at - 1]->config.level > lane->config.level; at--)
+        job->lanes[at] = job->lanes[at - 1];
+    job->lanes[at] = lane_ref(lane);
+}
+
+int job_get(struct server *server, const char *name, const char *parallel_root, struct job **ret_job,
+            struct problem *problem) {
+    struct job *job;
+    TAILQ_FOREACH(job, &server->jobs, link)
+    if (strcmp(job->name, name) == 0 && strcmp(job->parallel_root, parallel_root) == 0) {
+        /* The one in use last is at the end: idle ones are dropped from the front. */
+        TAILQ_REMOVE(&server->jobs, job, link);
+        TAILQ_INSERT_TAIL(&server->jobs, job, link);
+        *ret_job = job_ref(job);
+        return 0;
+    }
+    job = calloc(1, sizeof *job);
+    if (!job)
+        return problem_set(problem, -ENOMEM, "out of memory");
+    int r = job_escape(name, job->directory, problem);
+    if (r < 0) {
+        free(job);
+        return r;
+    }
+    job->server = server;
+    job->refs = 1;
+    for (uint32_t i = 0; i < LANES_MAX; i++) {
+        job->sweeps[i].job = job;
+        job->sweeps[i].lane = i;
+    }
+    snprintf(job->name, sizeof job->name, "%s", name);
+    snprintf(job->parallel_root, sizeof job->parallel_root, "%s", parallel_root);
+    TAILQ_INIT(&job->versions);
+    struct lane *lane;
+    TAILQ_FOREACH(lane, &server->lanes, link) {
+        bool chosen = *parallel_root ? lane->config.level < LEVEL_GLOBAL || strcmp(lane->tier->root, parallel_root) == 0
+                                     : !lane->from_job;
+        if (chosen && job->lane_count < LANES_MAX)
+            add_lane(job, lane);
+    }
+    TAILQ_INSERT_TAIL(&server->jobs, job, link);
+    if (!job->lane_count) {
+        job_free(job);
+        return problem_set(problem, -EINVAL,
+                           "no tier is configured: name one in ckptd.conf, or a directory in CKPT_DIR");
+    }
+    job->decider = job->lane_count - 1;
+    *ret_job = job;
+    return 0;
+}
+
+struct job *job_ref(struct job *job) {
+    job->refs++;
+    return job;
+}
+
+static bool job_idle(struct job *job) {
+    struct version *version;
+    struct part *part;
+    if (job->refs)
+        return false;
+    TAILQ_FOREACH(version, &job->versions, link) {
+        if (version->busy)
+            return false;
+        TAILQ_FOREACH(part, &version->parts, link)
+        if (!part_idle(part))
+            return false;
+    }
+    return true;
+}
+
+/* Idle jobs are kept for their cached bytes, the oldest go. */
+static void forget_idle_jobs(struct server *server) {
+    struct job *job, *next;
+    uint32_t idle = 0;
+    TAILQ_FOREACH(job, &server->jobs, link)
+    idle += job_idle(job);
+    for (job = TAILQ_FIRST(&server->jobs); job && idle > JOBS_IDLE_MAX; job = next) {
+        next = TAILQ_NEXT(job, link);
+        if (job_idle(job)) {
+            job_free(job);
+            idle--;
+        }
+    }
+}
+
+void job_unref(struct job *job) {
+    assert(job->refs);
+    if (--job->refs == 0)
+        forget_idle_jobs(job->server);
+}
+
+static void sessions_changed(struct job *job) {
+    struct session *session = NULL;
+    while ((session = session_next(job->server, session)))
+        if (session_job(session) == job)
+            session_job_changed(session);
+}
+
+/* ---- the run's heartbeat ---- */
+
+static void heartbeat_elapsed(struct loop_op *op);
+
+static void heartbeat_start(struct job *job) {
+    if (!job->sessions || loop_op_busy(&job->heartbeat_timer) || loop_op_busy(&job->heartbeat))
+        return;
+    job_ref(job);
+    loop_timer(job_loop(job), &job->heartbeat_timer,
+               loop_now(job_loop(job)) + CLAIM_TOUCH_INTERVAL_MS * NANOSECONDS_PER_MS, heartbeat_elapsed);
+}
+
+static void touch_run(struct loop_op *op) {
+    struct job *job = CONTAINER_OF(op, struct job, heartbeat);
+    op->result = claim_touch(job->lanes[job->decider]->tier, job->directory, job->run.generation);
+}
+
+static void touch_done(struct loop_op *op) {
+    struct job *job = CONTAINER_OF(op, struct job, heartbeat);
+    if (op->result) {
+        struct problem problem = PROBLEM_NONE;
+        problem_set(&problem, op->result < 0 ? (int)op->result : -ENOENT,
+                    "cannot touch the run file of job %s: %s; another run may take the job over after %d s", job->name,
+                    op->result < 0 ? strerror((int)-op->result) : "it is gone", CLAIM_LAPSE_MS / 1000);
+        lane_error(job->lanes[job->decider], &problem);
+    }
+    heartbeat_start(job);
+    job_unref(job);
+}
+
+static void heartbeat_elapsed(struct loop_op *op) {
+    struct job *job = CONTAINER_OF(op, struct job, heartbeat_timer);
+    if (op->result == 0 && job->sessions)
+        loop_work(job_loop(job), &job->heartbeat, job->lanes[job->decider]->group, touch_run, touch_done);
+    else
+        job_unref(job);
+}
+
+static void end_run(struct loop_op *op) {
+    struct job *job = CONTAINER_OF(op, struct job, heartbeat);
+    op->result = claim_end(job->lanes[job->decider]->tier, job->directory, job->run.generation);
+}
+
+static void end_done(struct loop_op *op) {
+    struct job *job = CONTAINER_OF(op, struct job, heartbeat);
+    heartbeat_start(job);
+    job_unref(job);
+    server_settled(job->server);
+}
+
+void job_joined(struct job *job, const struct run_record *record) {
+    if (job->run.generation != record->generation)
+        job->closed_ranks = 0;
+    job->run = *record;
+}
+
+void job_session_opened(struct job *job) {
+    job->sessions++;
+    heartbeat_start(job);
+}
+
+void job_session_closed(struct job *job, bool orderly) {
+    assert(job->sessions);
+    job->sessions--;
+    job->closed_ranks += orderly;
+    if (job->sessions)
+        return;
+    loop_cancel(job_loop(job), &job->heartbeat_timer);
+    /* Every rank said goodbye here: the next run need not wait for the heartbeat to lapse. */
+    if (job->closed_ranks >= job->run.world && !loop_op_busy(&job->heartbeat)) {
+        job_ref(job);
+        loop_work(job_loop(job), &job->heartbeat, job->lanes[job->decider]->group, end_run, end_done);
+    }
+}
+
+/* ---- versions ---- */
+
+struct version *job_find_version(struct job *job, struct version_id id) {
+    struct version *version;
+    TAILQ_FOREACH_REVERSE(version, &job->versions, version_list, link) {
+        int order = version_compare(version->id, id);
+        if (order == 0)
+            return version;
+        if (order < 0)
+            return NULL;
+    }
+    return NULL;
+}
+
+struct version *job_version(struct job *job, struct version_id id, uint32_t world) {
+    struct version *version = job_find_version(job, id);
+    if (version)
+        return version;
+    version = calloc(1, sizeof *version);
+    if (!version)
+        return NULL;
+    version->job = job;
+    version->id = id;
+    version->world = world;
+    version->created_ns = loop_wall(job_loop(job));
+    TAILQ_INIT(&version->parts);
+    for (uint32_t i = 0; i < LANES_MAX; i++) {
+        version->lanes[i].version = version;
+        version->lanes[i].lane = i;
+    }
+    struct version *before;
+    TAILQ_FOREACH_REVERSE(before, &job->versions, version_list, link)
+    if (version_compare(before->id, id) < 0)
+        break;
+    if (before)
+        TAILQ_INSERT_AFTER(&job->versions, before, version, link);
+    else
+        TAILQ_INSERT_HEAD(&job->versions, version, link);
+    job->version_count++;
+    return version;
+}
+
+struct part *version_find_part(struct version *version, uint32_t rank) {
+    struct part *part, *found = NULL;
+    TAILQ_FOREACH(part, &version->parts, link)
+    if (part->rank == rank) /* a retry after a failure comes later: it counts */
+        found = part;
+    return found;
+}
+
+static bool version_busy(struct version *version) {
+    if (version->busy)
+        return true;
+    struct part *part;
+    TAILQ_FOREACH(part, &version->parts, link)
+    if (!part_idle(part))
+        return true;
+    return false;
+}
+
+bool job_unsettled(struct job *job) {
+    struct version *version;
+    struct part *part;
+    TAILQ_FOREACH(version, &job->versions, link)
+    TAILQ_FOREACH(part, &version->parts, link)
+    if (!part->durable && !part_idle(part))
+        return true;
+    return false;
+}
+
+void job_prune(struct job *job) {
+    struct version *version, *next;
+    uint32_t with_parts = 0;
+    for (version = TAILQ_LAST(&job->versions, version_list); version; version = next) {
+        next = TAILQ_PREV(version, version_list, link);
+        if (version_busy(version))
+            continue;
+        if (!TAILQ_EMPTY(&version->parts) && ++with_parts > JOB_VERSIONS_WITH_PARTS) {
+            struct part *part;
+            while ((part = TAILQ_FIRST(&version->parts)))
+                part_free(part);
+        }
+        if (job->version_count > JOB_VERSIONS_MAX && TAILQ_EMPTY(&version->parts) &&
+            version == TAILQ_FIRST(&job->versions))
+            version_free(version);
+    }
+}
+
+static void report(struct job *job, const struct problem *problem) {
+    job->report = *problem;
+    job->report_number++;
+}
+
+void version_captured(struct version *version) {
+    version->captured++;
+    sessions_changed(version->job);
+}
+
+void job_note_durable(struct job *job, enum level level, struct version_id id, uint64_t wall_ns) {
+    for (enum level at = LEVEL_LOCAL; at <= level; at++) {
+        struct job_durable *durable = &job->durable[at];
+        if (!durable->found || version_compare(durable->id, id) < 0)
+            *durable = (struct job_durable){.found = true, .id = id, .since_wall_ns = wall_ns};
+    }
+}
+
+/* ---- completing ---- */
+
+static void look_again(struct version *version, uint32_t lane);
+
+static void complete_run(struct loop_op *op) {
+    struct version_lane *vl = CONTAINER_OF(op, struct version_lane, op);
+    struct version *version = vl->version;
+    uint32_t lane = vl->lane;
+    struct job *job = version->job;
+    struct tier *tier = job->lanes[lane]->tier;
+    vl->op_problem = PROBLEM_NONE;
+    if (vl->op_publish) {
+        op->result =
+            commit_complete(tier, job->directory, version->id, vl->op_nonce, job->server->commit_hook, &vl->op_problem);
+        return;
+    }
+    char path[TIER_PATH_MAX];
+    struct tier_entry entry;
+    layout_file(job->directory, version->id, "complete.json", path);
+    int r = tier_stat(tier, path, &entry);
+    op->result = r == TIER_E_ABSENT ? COMMIT_E_INCOMPLETE : r;
+}
+
+static void version_complete(struct version *version, uint32_t lane) {
+    struct job *job = version->job;
+    struct server *server = job->server;
+    version->lanes[lane].complete = true;
+    server->counters.versions_complete++;
+    uint64_t now = loop_wall(server->loop);
+    job_note_durable(job, job->lanes[lane]->config.level, version->id, now);
+    log_info(server->log, "complete job=%s generation=%llu step=%llu tier=%s after_ms=%llu", job->name,
+             (unsigned long long)version->id.generation, (unsigned long long)version->id.step,
+             job->lanes[lane]->config.name, (unsigned long long)((now - version->created_ns) / NANOSECONDS_PER_MS));
+    job_sweep(job, lane);
+}
+
+static void complete_done(struct loop_op *op) {
+    struct version_lane *vl = CONTAINER_OF(op, struct version_lane, op);
+    struct version *version = vl->version;
+    uint32_t lane = vl->lane;
+    struct job *job = version->job;
+    int r = (int)op->result;
+    if (r == 0) {
+        if (!vl->complete)
+            version_complete(version, lane);
+    } else if (r == COMMIT_E_INCOMPLETE) {
+        look_again(version, lane);
+    } else if (r == COMMIT_E_ABSENT) {
+        version->doomed = true;
+    } else if (r == -EINVAL) {
+        vl->failed = true;
+        vl->problem = vl->op_problem;
+        report(job, &vl->op_problem);
+        lane_error(job->lanes[lane], &vl->op_problem);
+    } else {
+        problem_set(&vl->op_problem, r, "cannot complete a version: %s", strerror(-r));
+        lane_error(job->lanes[lane], &vl->op_problem);
+        look_again(version, lane);
+    }
+    sessions_changed(job);
+    version->busy--;
+    job_prune(job);
+    struct server *server = job->server;
+    job_unref(job);
+    server_settled(server);
+}
+
+static void complete_start(struct version *version, uint32_t lane) {
+    struct version_lane *vl = &version->lanes[lane];
+    struct job *job = version->job;
+    if (vl->complete || vl->failed || version->doomed || loop_op_busy(&vl->op))
+        return;
+    uint64_t waited = loop_now(job_loop(job)) - vl->first_ns;
+    vl->op_publish = vl->committed >= version->world || version_find_part(version, 0) ||
+                     waited > job->server->config->takeover_ms * NANOSECONDS_PER_MS;
+    vl->op_nonce = server_nonce(job->server);
+    job_ref(job);
+    version->busy++;
+    loop_work(job_loop(job), &vl->op, job->lanes[lane]->group, complete_run, complete_done);
+}
+
+static void look_elapsed(struct loop_op *op) {
+    struct version_lane *vl = CONTAINER_OF(op, struct version_lane, timer);
+    struct version *version = vl->version;
+    uint32_t lane = vl->lane;
+    struct job *job = version->job;
+    version->busy--;
+    if (op->result == 0)
+        complete_start(version, lane);
+    struct server *server = job->server;
+    job_unref(job);
+    server_settled(server);
+}
+
+/* Other ranks' parts may come from other daemons: look, less and less often, until a newer version is complete. */
+static void look_again(struct version *version, uint32_t lane) {
+    struct version_lane *vl = &version->lanes[lane];
+    struct job *job = version->job;
+    const struct job_durable *durable = &job->durable[job->lanes[lane]->config.level];
+    bool outdated = durable->found && version_compare(durable->id, version->id) > 0;
+    bool over = version->id.generation != job->run.generation || !job->sessions;
+    if (outdated || over || job->server->stopping || loop_op_busy(&vl->timer))
+        return;
+    vl->retry_ns = vl->retry_ns ? min_u64(vl->retry_ns * 2, LOOK_LAST_NS) : LOOK_FIRST_NS;
+    job_ref(job);
+    version->busy++;
+    loop_timer(job_loop(job), &vl->timer, loop_now(job_loop(job)) + vl->retry_ns, look_elapsed);
+}
+
+void version_committed(struct version *version, uint32_t lane) {
+    struct version_lane *vl = &version->lanes[lane];
+    if (!vl->committed++)
+        vl->first_ns = loop_now(job_loop(version->job));
+    sessions_changed(version->job);
+    complete_start(version, lane);
+}
+
+void version_failed(struct version *version, uint32_t lane, const struct problem *problem) {
+    struct version_lane *vl = &version->lanes[lane];
+    struct job *job = version->job;
+    vl->failed = true;
+    vl->problem = *problem;
+    struct problem told = PROBLEM_NONE;
+    problem_set(&told, problem->code, "step %llu did not reach tier %s: %s", (unsigned long long)version->id.step,
+                job->lanes[lane]->config.name, problem->text);
+    report(job, &told);
+    sessions_changed(job);
+}
+
+void version_superseded(struct version *version, uint32_t lane) {
+    version->lanes[lane].superseded = true;
+    log_warning(version->job->server->log,
+                "left out: newer versions wait for the tier, which is slower than the saves job=%s step=%llu tier=%s",
+                version->job->name, (unsigned long long)version->id.step, version->job->lanes[lane]->config.name);
+    sessions_changed(version->job);
+}
+
+/* ---- absent parts ---- */
+
+struct absence {
+    struct loop_op op;
+    struct version *version;
+    struct manifest_summary summary;
+    uint32_t lane;
+    uint64_t nonce;
+    struct problem problem;
+};
+
+static void absent_run(struct loop_op *op) {
+    struct absence *absence = CONTAINER_OF(op, struct absence, op);
+    struct job *job = absence->version->job;
+    op->result = commit_absent(job->lanes[absence->lane]->tier, job->directory, absence->version->id, &absence->summary,
+                               absence->nonce, &absence->problem);
+}
+
+static void absent_done(struct loop_op *op) {
+    struct absence *absence = CONTAINER_OF(op, struct absence, op);
+    struct version *version = absence->version;
+    struct job *job = version->job;
+    if (op->result < 0)
+        lane_error(job->lanes[absence->lane], &absence->problem);
+    uint32_t lane = absence->lane;
+    free(absence);
+    version->busy--;
+    struct server *server = job->server;
+    job_sweep(job, lane);
+    job_unref(job);
+    server_settled(server);
+}
+
+void version_absent(struct version *version, uint32_t rank, const char *reason) {
+    struct job *job = version->job;
+    sessions_changed(job);
+    if (version->world == 1)
+        return; /* no other part can wait for it */
+    for (uint32_t i = 0; i < job->lane_count; i++) {
+        struct absence *absence = calloc(1, sizeof *absence);
+        if (!absence)
+            return;
+        absence->version = version;
+        absence->lane = i;
+        absence->nonce = server_nonce(job->server);
+        struct manifest_summary *summary = &absence->summary;
+        snprintf(summary->job, sizeof summary->job, "%s", job->name);
+        snprintf(summary->run_id, sizeof summary->run_id, "%s", job->run.run_id);
+        summary->generation = version->id.generation;
+        summary->step = version->id.step;
+        summary->rank = rank;
+        summary->world = version->world;
+        summary->absent = true;
+        snprintf(summary->reason, sizeof summary->reason, "%s", reason);
+        summary->created_ns = loop_wall(job_loop(job));
+        version->busy++;
+        job_ref(job);
+        loop_work(job_loop(job), &absence->op, job->lanes[i]->group, absent_run, absent_done);
+    }
+}
+
+/* ---- questions ---- */
+
+int job_level_reached(struct job *job, struct version_id id, uint32_t rank, enum level level, bool whole_version,
+                      struct problem *problem) {
+    struct version *version = job_find_version(job, id);
+    if (!version) {
+        for (enum level at = level; at < LEVEL_COUNT; at++)
+            if (job->durable[at].found && version_compare(job->durable[at].id, id) == 0)
+                return CODE_OK;
+        return problem_set(problem, CODE_E_NOT_FOUND, "the daemon knows of no save of step %llu in this run",
+                           (unsigned long long)id.step);
+    }
+    struct part *part = version_find_part(version, rank);
+    if (level == LEVEL_CAPTURED &&
+        (whole_version ? version->captured >= version->world : part && part->state == PART_CAPTURED))
+        return CODE_OK;
+    bool possible = level == LEVEL_CAPTURED && part && part->state != PART_FAILED;
+    const struct problem *failure = NULL;
+    for (uint32_t i = 0; i < job->lane_count; i++) {
+        struct version_lane *vl = &version->lanes[i];
+        if (job->lanes[i]->config.level < level)
+            continue;
+        if (vl->complete || (!whole_version && part && (part->committed_lanes & 1u << i)))
+            return CODE_OK;
+        if (vl->failed)
+            failure = &vl->problem;
+        else if (vl->wanted && !vl->superseded)
+            possible = true;
+    }
+    if (part && part->state == PART_FAILED)
+        return problem_set(problem, CODE_E_LOST, "step %llu was given up: %s", (unsigned long long)id.step,
+                           part->problem.text);
+    if (version->doomed && whole_version)
+        return problem_set(problem, CODE_E_LOST, "step %llu can never be complete: a rank has no part of it",
+                           (unsigned long long)id.step);
+    if (possible)
+        return CODE_PENDING;
+    if (!failure)
+        return CODE_SKIPPED;
+    return problem_set(problem, failure->code == -EINVAL ? CODE_E_CONFLICT : CODE_E_IO, "%s", failure->text);
+}
+
+/* ---- retention ---- */
+
+static void sweep_start(struct sweep *sweep);
+
+static void sweep_run(struct loop_op *op) {
+    struct sweep *sweep = CONTAINER_OF(op, struct sweep, op);
+    struct job *job = sweep->job;
+    struct retention_busy busy = {.items = sweep->busy, .count = sweep->busy_count};
+    op->result = retention_sweep(job->lanes[sweep->lane]->tier, job->directory, &sweep->policy, sweep->generation, busy,
+                                 sweep->nonce, &sweep->removed, &sweep->problem);
+}
+
+static void sweep_timer_elapsed(struct loop_op *op) {
+    struct sweep *sweep = CONTAINER_OF(op, struct sweep, timer);
+    struct job *job = sweep->job;
+    if (op->result == 0 && !job->server->stopping)
+        job_sweep(job, sweep->lane);
+    job_unref(job);
+}
+
+static void sweep_done(struct loop_op *op) {
+    struct sweep *sweep = CONTAINER_OF(op, struct sweep, op);
+    struct job *job = sweep->job;
+    struct server *server = job->server;
+    if (op->result < 0)
+        lane_error(job->lanes[sweep->lane], &sweep->problem);
+    server->counters.versions_removed += sweep->removed;
+    free(STEAL(sweep->busy));
+    if (sweep->again && !server->stopping) {
+        sweep_start(sweep);
+    } else if (sweep->removed && !loop_op_busy(&sweep->timer) && !server->stopping) {
+        /* The trash is emptied after its grace, by another sweep. */
+        job_ref(job);
+        loop_timer(server->loop, &sweep->timer,
+                   loop_now(server->loop) + (sweep->policy.trash_grace_ms + 1000) * NANOSECONDS_PER_MS,
+                   sweep_timer_elapsed);
+    }
+    job_unref(job);
+    server_settled(server);
+}
+
+static void sweep_start(struct sweep *sweep) {
+    struct job *job = sweep->job;
+    const struct config_tier *config = &job->lanes[sweep->lane]->config;
+    struct version *version;
+    sweep->again = false;
+    sweep->busy = malloc((job->version_count + 1) * sizeof *sweep->busy);
+    if (!sweep->busy)
+        return;
+    sweep->busy_count = 0;
+    TAILQ_FOREACH(version, &job->versions, link)
+    if (version_busy(version))
+        sweep->busy[sweep->busy_count++] = version->id;
+    sweep->removed = 0;
+    sweep->nonce = server_nonce(job->server);
+    sweep->generation = job->run.generation;
+    sweep->problem = PROBLEM_NONE;
+    sweep->policy = (struct retention_policy){
+        .keep = config->keep, .keep_every = config->keep_every, .trash_grace_ms = config->trash_grace_ms};
+    job_ref(job);
+    loop_work(job_loop(job), &sweep->op, job->lanes[sweep->lane]->group, sweep_run, sweep_done);
+}
+
+void job_sweep(struct job *job, uint32_t lane) {
+    struct sweep *sweep = &job->sweeps[lane];
+    if (loop_op_busy(&sweep->op))
+        sweep->again = true;
+    else
+        sweep_start(sweep);
+}

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * A job as this daemon serves it: the run that it has joined, its lanes, and the versions that are
+ * on their way or still in memory. A version becomes complete in a lane when every rank's part is
+ * committed there; completing, the heartbeat and retention are this file's work.
+ */
+
+#include "daemon/lane.h"
+#include "proto/manifest.h"
+#include "tiers/layout.h"
+#include "tiers/retention.h"
+
+#define JOB_VERSIONS_WITH_PARTS 4 /* finished ones whose parts (cached bytes) are kept */
+#define JOB_VERSIONS_MAX 1024     /* records kept for late questions */
+
+TAILQ_HEAD(part_list, part);
+TAILQ_HEAD(version_list, version);
+
+/* What became of a version in one lane. */
+struct version_lane {
+    struct version *version;
+    uint32_t lane;
+    uint32_t committed; /* parts, of this daemon's */
+    bool wanted;        /* some part goes there */
+    bool complete, failed, superseded;
+    struct problem problem; /* failed */
+    uint64_t retry_ns;      /* backoff of looking for other nodes' parts */
+    uint64_t first_ns;      /* when the first part was committed */
+    struct loop_op op;      /* completing (work) */
+    struct loop_op timer;   /* looking again */
+    struct problem op_problem;
+    uint64_t op_nonce;
+    bool op_publish;
+};
+
+struct version {
+    TAILQ_ENTRY(version) link;
+    struct job *job;
+    struct version_id id;
+    uint32_t world;
+    struct part_list parts;
+    uint32_t captured; /* parts */
+    bool doomed;       /* a part is absent: it can never be complete */
+    uint64_t created_ns;
+    struct version_lane lanes[LANES_MAX];
+    uint32_t busy; /* operations in flight that use it, restores that read it */
+};
+
+/* Retention in one lane of a job: at most one at a time. */
+struct sweep {
+    struct job *job;
+    uint32_t lane;
+    struct loop_op op, timer;
+    bool again;
+    struct version_id *busy;
+    size_t busy_count;
+    uint32_t removed;
+    uint64_t nonce, generation;
+    struct retention_policy policy;
+    struct problem problem;
+};
+
+struct job_durable {
+    bool found;
+    struct version_id id;
+    uint64_t since_wall_ns;
+};
+
+struct job {
+    TAILQ_ENTRY(job) link;
+    struct server *server;
+    uint32_t refs; /* sessions, versions' operations, opens */
+    char name[MANIFEST_JOB_MAX];
+    char directory[256];               /* escaped */
+    char parallel_root[TIER_PATH_MAX]; /* CKPT_DIR, or empty */
+    struct lane *lanes[LANES_MAX];     /* shallow first */
+    uint32_t lane_count;
+    uint32_t decider; /* index of the lane whose run file decides */
+
+    struct run_record run;        /* generation 0: none joined yet */
+    uint32_t sessions;            /* open ones */
+    uint64_t closed_ranks;        /* orderly goodbyes of this run */
+    struct version_list versions; /* ascending */
+    uint32_t version_count;
+    struct job_durable durable[LEVEL_COUNT];
+    struct problem report; /* the last failure that a save should mention */
+    uint64_t report_number;
+
+    struct loop_op heartbeat_timer, heartbeat;
+    struct sweep sweeps[LANES_MAX];
+};
+
+/* The job of this name and parallel root, made if it is new. One more reference. */
+int job_get(struct server *server, const char *name, const char *parallel_root, struct job **ret_job,
+            struct problem *problem) MUST_CHECK;
+struct job *job_ref(struct job *job);
+void job_unref(struct job *job);
+
+/* After a claim: this is the run now (older runs' versions drain on). */
+void job_joined(struct job *job, const struct run_record *record);
+/* Sessions come and go; the first starts the heartbeat, `orderly` counts a goodbye. */
+void job_session_opened(struct job *job);
+void job_session_closed(struct job *job, bool orderly);
+
+/* The version of this id, made if it is new (NULL: out of memory). */
+struct version *job_version(struct job *job, struct version_id id, uint32_t world);
+struct version *job_find_version(struct job *job, struct version_id id);
+struct part *version_find_part(struct version *version, uint32_t rank);
+
+/* A part's capture ended; a part was committed in a lane; a part failed or was left out there. */
+void version_captured(struct version *version);
+void version_committed(struct version *version, uint32_t lane);
+void version_failed(struct version *version, uint32_t lane, const struct problem *problem);
+void version_superseded(struct version *version, uint32_t lane);
+/* The save of this rank yielded no part: other ranks' parts must not wait or pile up. */
+void version_absent(struct version *version, uint32_t rank, const char *reason);
+
+/* Is this version (or this rank's part of it) at least at the level? CODE_OK, CODE_PENDING,
+ * CODE_SKIPPED (never), or CODE_E_... with the problem. */
+int job_level_reached(struct job *job, struct version_id id, uint32_t rank, enum level level, bool whole_version,
+                      struct problem *problem);
+/* Notes that a version is complete at a level (from a scan, or now). */
+void job_note_durable(struct job *job, enum level level, struct version_id id, uint64_t wall_ns);
+/* Anything captured of this job that is not yet durable anywhere? */
+bool job_unsettled(struct job *job);
+/* Runs retention in a lane, now or after the sweep that runs. */
+void job_sweep(struct job *job, uint32_t lane);
+/* Drops finished versions beyond the bounds, and their cached bytes. */
+void job_prune(struct job *job);

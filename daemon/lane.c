@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/lane.h"
+
+#include "daemon/drain.h"
+
+#include <errno.h>
+
+#define LANE_EXTRA_WORKERS 4 /* replacements for stuck ones, before the lane stands still */
+
+int lane_open_tier(const struct config_tier *config, struct tier **ret_tier, struct problem *problem) {
+    CLEANUP(tier_freep) struct tier *tier = NULL;
+    struct tier_posix_options options = {
+        .name = config->name,
+        .root = config->path,
+        .level = config->level,
+        .allow_network = config->allow_network || config->level != LEVEL_LOCAL,
+        .buffered = config->buffered,
+        .directory_mode = config->directory_mode,
+        .file_mode = config->file_mode,
+    };
+    int r = tier_posix_new(&options, &tier, problem);
+    if (r < 0)
+        return r;
+    if (config->fault[0]) {
+        struct tier_fault_options fault;
+        struct tier *wrapped = NULL;
+        r = tier_fault_parse(config->fault, &fault, problem);
+        if (!r)
+            r = tier_fault_new(tier, &fault, &wrapped);
+        if (r < 0)
+            return problem_set(problem, r, "tier %s: cannot inject faults: %s", config->name, strerror(-r));
+        tier = wrapped;
+    }
+    if (config->delay_ms) {
+        struct tier *wrapped = NULL;
+        r = tier_delay_new(tier, config->delay_ms, &wrapped);
+        if (r < 0)
+            return problem_set(problem, r, "tier %s: cannot delay: %s", config->name, strerror(-r));
+        tier = wrapped;
+    }
+    *ret_tier = STEAL(tier);
+    return 0;
+}
+
+int lane_new(struct server *server, const struct config_tier *config, struct tier *tier, bool from_job,
+             struct lane **ret_lane) {
+    struct lane *lane = calloc(1, sizeof *lane);
+    if (!lane)
+        return -ENOMEM;
+    int r =
+        loop_group_new(server->loop, config->name, config->workers, config->workers + LANE_EXTRA_WORKERS, &lane->group);
+    if (r < 0) {
+        free(lane);
+        return r;
+    }
+    lane->server = server;
+    lane->config = *config;
+    lane->tier = tier;
+    lane->refs = 1;
+    lane->from_job = from_job;
+    TAILQ_INIT(&lane->waiting);
+    TAILQ_INIT(&lane->active);
+    TAILQ_INSERT_TAIL(&server->lanes, lane, link);
+    *ret_lane = lane;
+    return 0;
+}
+
+struct lane *lane_find(struct server *server, const char *root) {
+    struct lane *lane;
+    TAILQ_FOREACH(lane, &server->lanes, link)
+    if (strcmp(lane->tier->root, root) == 0)
+        return lane;
+    return NULL;
+}
+
+struct lane *lane_ref(struct lane *lane) {
+    lane->refs++;
+    return lane;
+}
+
+void lane_unref(struct lane *lane) {
+    if (--lane->refs == 0)
+        lane_free(lane);
+}
+
+void lane_free(struct lane *lane) {
+    assert(!loop_op_busy(&lane->rate_timer));
+    TAILQ_REMOVE(&lane->server->lanes, lane, link);
+    loop_group_free(lane->group);
+    tier_free(lane->tier);
+    free(lane);
+}
+
+void lane_error(struct lane *lane, const struct problem *problem) {
+    lane->errors++;
+    lane->last_error = *problem;
+    log_error(lane->server->log, "%s tier=%s", problem_text(problem, problem->code), lane->config.name);
+}
+
+static void rate_elapsed(struct loop_op *op) {
+    struct lane *lane = CONTAINER_OF(op, struct lane, rate_timer);
+    if (op->result == 0)
+        lane_pump(lane);
+    lane_unref(lane);
+}
+
+bool lane_rate_allows(struct lane *lane, uint64_t bytes) {
+    if (!lane->config.rate_mib_s)
+        return true;
+    uint64_t now = loop_now(lane->server->loop);
+    if (now < lane->rate_next_ns) {
+        if (!loop_op_busy(&lane->rate_timer)) {
+            lane_ref(lane);
+            loop_timer(lane->server->loop, &lane->rate_timer, lane->rate_next_ns, rate_elapsed);
+        }
+        return false;
+    }
+    lane->rate_next_ns = now + bytes * NANOSECONDS_PER_SECOND / MIB(lane->config.rate_mib_s);
+    return true;
+}

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * A lane is a tier at work: the tier, its own bounded workers, and the queue of drains into it.
+ * Configured lanes live as long as the daemon; one that came with a job (CKPT_DIR) lives as long as
+ * a job uses it.
+ */
+
+#include "daemon/server.h"
+
+struct drain;
+TAILQ_HEAD(drain_list, drain);
+
+struct lane {
+    TAILQ_ENTRY(lane) link;
+    struct server *server;
+    struct config_tier config;
+    struct tier *tier;
+    struct loop_group *group;
+    uint32_t refs;
+    bool from_job; /* CKPT_DIR */
+
+    struct drain_list waiting; /* in order */
+    struct drain_list active;
+    uint32_t active_count;
+    uint32_t writes; /* chunks in flight, over all active drains */
+
+    uint64_t pending_bytes;
+    uint32_t pending_parts;
+    uint64_t errors;
+    uint32_t stuck_workers;
+    struct problem last_error;
+
+    uint64_t rate_next_ns; /* the limiter: no write before this time */
+    struct loop_op rate_timer;
+};
+
+/* Opens the tier (blocking) with its wrappers. */
+int lane_open_tier(const struct config_tier *config, struct tier **ret_tier, struct problem *problem) MUST_CHECK;
+/* Takes the tier over and adds the lane to the server. One reference. */
+int lane_new(struct server *server, const struct config_tier *config, struct tier *tier, bool from_job,
+             struct lane **ret_lane) MUST_CHECK;
+struct lane *lane_find(struct server *server, const char *root);
+struct lane *lane_ref(struct lane *lane);
+void lane_unref(struct lane *lane);
+void lane_free(struct lane *lane);
+
+/* Remembers and logs an error of this lane. */
+void lane_error(struct lane *lane, const struct problem *problem);
+/* May `bytes` be written now? False: the limiter's timer will pump the lane again. */
+bool lane_rate_allows(struct lane *lane, uint64_t bytes);

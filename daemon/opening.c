@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ *   lane (work: open the tier) --> settle (timer) --> claim (work) --> opened
+ *                                     ^                 |
+ *                                     +--- held, retry -+
+ */
+#include "daemon/opening.h"
+
+#include "daemon/session.h"
+#include "tiers/claim.h"
+
+#include <errno.h>
+
+#define SETTLE_LOOK_MS 20
+#define HELD_RETRY_MS 500
+
+struct opening {
+    struct session *session;
+    struct server *server;
+    struct job *job;
+    struct opening_request request;
+    struct loop_op op;
+    uint64_t deadline_ns, settle_ns;
+
+    struct config_tier lane_config;
+    struct tier *tier;
+    int result;
+    bool retry, reap;
+    uint64_t nonce;
+    struct problem problem;
+    struct claim_result claim;
+    struct catalog catalogs[LANES_MAX];
+};
+
+static void opening_end(struct opening *opening, enum code code) {
+    struct session *session = opening->session;
+    if (code != CODE_OK) {
+        session_error(session, opening->request.serial, code, &opening->problem);
+        session_open_failed(session);
+    }
+    if (opening->job)
+        job_unref(opening->job);
+    struct server *server = opening->server;
+    for (uint32_t i = 0; i < LANES_MAX; i++)
+        catalog_deinit(&opening->catalogs[i]);
+    free(opening);
+    session_unhold(session);
+    server_settled(server);
+}
+
+static void settle(struct opening *opening);
+
+/* ---- claim ---- */
+
+static void claim_work(struct loop_op *op) {
+    struct opening *opening = CONTAINER_OF(op, struct opening, op);
+    struct job *job = opening->job;
+    struct tier *tiers[LANES_MAX];
+    for (uint32_t i = 0; i < job->lane_count; i++)
+        tiers[i] = job->lanes[i]->tier;
+    const struct claim_request request = {
+        .job = job->name,
+        .run_id = opening->request.run_id,
+        .world = opening->request.world,
+        .host = opening->server->host,
+        .boot_id = opening->server->boot_id,
+        .pid = opening->request.pid,
+        .pid_start = opening->request.pid_start,
+        .nonce = opening->nonce,
+        .decider = tiers[job->decider],
+        .tiers = tiers,
+        .tier_count = job->lane_count,
+    };
+    opening->problem = PROBLEM_NONE;
+    opening->claim.warning = PROBLEM_NONE;
+    opening->result = claim_run(&request, &opening->claim, &opening->retry, &opening->problem);
+    if (opening->result)
+        return;
+    for (uint32_t i = 0; i < job->lane_count; i++) {
+        uint32_t reaped;
+        struct problem ignored =
+            PROBLEM_NONE; /* a leftover that stays does no harm; a scan that fails is tried again later */
+        if (opening->reap)
+            (void)!retention_reap(tiers[i], job->directory, opening->claim.record.generation, opening->request.rank,
+                                  &reaped, &ignored);
+        if (catalog_scan(tiers[i], job->directory, &opening->catalogs[i], &ignored) < 0)
+            opening->catalogs[i] = (struct catalog){0};
+    }
+}
+
+static void note_catalogs(struct opening *opening) {
+    struct job *job = opening->job;
+    for (uint32_t i = 0; i < job->lane_count; i++) {
+        const struct catalog *catalog = &opening->catalogs[i];
+        for (size_t v = catalog->version_count; v-- > 0;)
+            if (catalog->versions[v].complete) {
+                job_note_durable(job, job->lanes[i]->config.level, catalog->versions[v].id,
+                                 catalog->versions[v].summary.created_ns);
+                break;
+            }
+        if (catalog->bad)
+            log_warning(opening->server->log, "%llu entries could not be understood, the first: %s job=%s tier=%s",
+                        (unsigned long long)catalog->bad, catalog->first_bad.text, job->name,
+                        job->lanes[i]->config.name);
+    }
+}
+
+static void retry_elapsed(struct loop_op *op) { settle(CONTAINER_OF(op, struct opening, op)); }
+
+static void retry_in(struct opening *opening, uint64_t ms) {
+    loop_timer(opening->server->loop, &opening->op, loop_now(opening->server->loop) + ms * NANOSECONDS_PER_MS,
+               retry_elapsed);
+}
+
+static void claim_done(struct loop_op *op) {
+    struct opening *opening = CONTAINER_OF(op, struct opening, op);
+    struct server *server = opening->server;
+    if (session_gone(opening->session)) {
+        opening_end(opening, CODE_E_UNREACHABLE);
+        return;
+    }
+    if (opening->result == CLAIM_E_HELD) {
+        /* A heartbeat may lapse, and a process that was just killed takes a moment to end. */
+        if (loop_now(server->loop) + HELD_RETRY_MS * NANOSECONDS_PER_MS < opening->deadline_ns && opening->retry)
+            retry_in(opening, HELD_RETRY_MS);
+        else
+            opening_end(opening, CODE_E_HELD);
+        return;
+    }
+    if (opening->result < 0) {
+        problem_set(&opening->problem, opening->result, "cannot join or claim the run: %s", strerror(-opening->result));
+        lane_error(opening->job->lanes[opening->job->decider], &opening->problem);
+        opening_end(opening, session_code(opening->result));
+        return;
+    }
+    if (opening->claim.record.world != opening->request.world) {
+        problem_set(&opening->problem, -EINVAL, "run %s of job %s has %u ranks, this rank says %u",
+                    opening->request.run_id, opening->request.job, opening->claim.record.world, opening->request.world);
+        opening_end(opening, CODE_E_CONFLICT);
+        return;
+    }
+    note_catalogs(opening);
+    job_joined(opening->job, &opening->claim.record);
+    enum code code =
+        session_opened(opening->session, &opening->request, opening->job, &opening->claim.warning, &opening->problem);
+    opening_end(opening, code);
+}
+
+/* ---- settle ---- */
+
+/* A live session of another run here: no need to ask the tiers. */
+static struct session *other_run(struct opening *opening) {
+    struct session *session = NULL;
+    while ((session = session_next(opening->server, session))) {
+        struct job *job = session_job(session);
+        if (job && strcmp(job->name, opening->job->name) == 0 && strcmp(job->run.run_id, opening->request.run_id) != 0)
+            return session;
+    }
+    return NULL;
+}
+
+static bool rank_active(struct opening *opening) {
+    struct job *job;
+    struct version *version;
+    struct part *part;
+    TAILQ_FOREACH(job, &opening->server->jobs, link)
+    if (strcmp(job->name, opening->job->name) == 0)
+        TAILQ_FOREACH(version, &job->versions, link)
+    TAILQ_FOREACH(part, &version->parts, link)
+    if (part->rank == opening->request.rank && !part_idle(part))
+        return true;
+    return false;
+}
+
+static void settle(struct opening *opening) {
+    struct server *server = opening->server;
+    uint64_t now = loop_now(server->loop);
+    if (session_gone(opening->session)) {
+        opening_end(opening, CODE_E_UNREACHABLE);
+        return;
+    }
+    struct session *other = other_run(opening);
+    if (other) {
+        struct session_info info;
+        session_get_info(other, &info);
+        if (now + SETTLE_LOOK_MS * NANOSECONDS_PER_MS < opening->deadline_ns && now < opening->settle_ns) {
+            retry_in(opening, SETTLE_LOOK_MS);
+            return;
+        }
+        problem_set(&opening->problem, -EBUSY,
+                    "job %s is held by a live run: run id %s, rank %u, process %d on this host; end it, or use another "
+                    "job name",
+                    opening->request.job, info.job->run.run_id, info.rank, info.pid);
+        opening_end(opening, CODE_E_HELD);
+        return;
+    }
+    bool same_run = strcmp(opening->job->run.run_id, opening->request.run_id) == 0;
+    if (!same_run && job_unsettled(opening->job) && now < opening->settle_ns && now < opening->deadline_ns) {
+        retry_in(opening, SETTLE_LOOK_MS);
+        return;
+    }
+    opening->nonce = server_nonce(server);
+    opening->reap = !rank_active(opening);
+    loop_work(server->loop, &opening->op, server->names, claim_work, claim_done);
+}
+
+/* ---- lane ---- */
+
+static void have_lane(struct opening *opening) {
+    int r =
+        job_get(opening->server, opening->request.job, opening->request.directory, &opening->job, &opening->problem);
+    if (r < 0)
+        opening_end(opening, session_code(r));
+    else
+        settle(opening);
+}
+
+static void lane_work(struct loop_op *op) {
+    struct opening *opening = CONTAINER_OF(op, struct opening, op);
+    opening->result = lane_open_tier(&opening->lane_config, &opening->tier, &opening->problem);
+}
+
+static void lane_done(struct loop_op *op) {
+    struct opening *opening = CONTAINER_OF(op, struct opening, op);
+    struct lane *lane;
+    if (opening->result < 0) {
+        opening_end(opening, session_code(opening->result));
+        return;
+    }
+    snprintf(opening->request.directory, sizeof opening->request.directory, "%s", opening->tier->root);
+    if (lane_find(opening->server, opening->tier->root)) { /* another rank was faster */
+        tier_free(opening->tier);
+    } else {
+        int r = lane_new(opening->server, &opening->lane_config, opening->tier, true, &lane);
+        if (r < 0) {
+            tier_free(opening->tier);
+            problem_set(&opening->problem, r, "cannot start workers for %s: %s", opening->lane_config.path,
+                        strerror(-r));
+            opening_end(opening, session_code(r));
+            return;
+        }
+    }
+    have_lane(opening);
+}
+
+int opening_start(struct session *session, const struct opening_request *request) {
+    struct opening *opening = calloc(1, sizeof *opening);
+    if (!opening)
+        return -ENOMEM;
+    struct server *server = session_server(session);
+    uint64_t now = loop_now(server->loop);
+    opening->session = session;
+    opening->server = server;
+    opening->request = *request;
+    opening->deadline_ns = now + request->deadline_ms * NANOSECONDS_PER_MS;
+    opening->settle_ns = now + server->config->settle_ms * NANOSECONDS_PER_MS;
+    session_hold(session);
+    if (!*request->directory || lane_find(server, request->directory)) {
+        have_lane(opening);
+        return 0;
+    }
+    config_tier_default("parallel", request->directory, LEVEL_GLOBAL, &opening->lane_config);
+    loop_work(server->loop, &opening->op, server->names, lane_work, lane_done);
+    return 0;
+}

@@ -1,0 +1,388 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/part.h"
+
+#include "daemon/drain.h"
+#include "daemon/session.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#define LEAVES_MAX (MIB(64) / DIGEST_LEAF_SIZE) /* of the largest chunk that the configuration allows */
+
+int word_map_new(struct word_map **ret_map) {
+    struct word_map *map = calloc(1, sizeof *map);
+    if (!map)
+        return -ENOMEM;
+    map->refs = 1;
+    map->fd = memfd_create("ckptd-word", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int r = 0;
+    if (map->fd < 0 || ftruncate(map->fd, POOL_PAGE) < 0 ||
+        fcntl(map->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
+        r = -errno;
+    void *page = r ? MAP_FAILED : mmap(NULL, POOL_PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, map->fd, 0);
+    if (!r && page == MAP_FAILED)
+        r = -errno;
+    if (r) {
+        if (map->fd >= 0)
+            close(map->fd);
+        free(map);
+        return r;
+    }
+    map->page = page;
+    *ret_map = map;
+    return 0;
+}
+
+struct word_map *word_map_ref(struct word_map *map) {
+    map->refs++;
+    return map;
+}
+
+void word_map_unref(struct word_map *map) {
+    if (--map->refs)
+        return;
+    munmap(map->page, POOL_PAGE);
+    close(map->fd);
+    free(map);
+}
+
+static uint64_t chunk_offset(const struct part *part, uint32_t index) { return (uint64_t)index * part->chunk_size; }
+
+/* ---- on the worker ---- */
+
+/* Fills one leaf from wherever its bytes come and digests it while it is in cache. */
+static int capture_leaf(struct part *part, uint64_t offset, size_t length, const uint8_t *pushed, uint8_t *destination,
+                        struct digest *ret_digest) {
+    const uint8_t *bytes = pushed ? pushed : source_look(&part->source, offset, length);
+    if (bytes) {
+        digest_copy_leaf(destination, bytes, length, ret_digest);
+        return 0;
+    }
+    int r = source_fill(&part->source, offset, length, destination, &part->capture.problem);
+    if (!r)
+        digest_leaf(destination, length, ret_digest);
+    return r;
+}
+
+/* Moves the word to `to`; the move that makes the part captured only if the source is still the one
+ * that was registered. */
+static int capture_advance(struct part *part, uint64_t to) {
+    struct capture *capture = &part->capture;
+    if (to == part->source.image_size && !source_valid(&part->source))
+        return problem_set(&capture->problem, -ESRCH, "process %d ended before its save was captured",
+                           part->source.peer->pid);
+    if (!word_advance(part->word->page, part->counter, capture->watermark, to))
+        return -ECANCELED;
+    capture->watermark = to;
+    return 0;
+}
+
+static int capture_chunk(struct part *part, uint32_t index) {
+    struct chunk *chunk = &part->chunks[index];
+    struct digest leaves[LEAVES_MAX];
+    size_t leaf_count = 0;
+    int r = 0;
+    for (size_t at = 0; at < chunk->length; at += DIGEST_LEAF_SIZE) {
+        size_t length = (size_t)min_u64(DIGEST_LEAF_SIZE, chunk->length - at);
+        uint64_t offset = chunk_offset(part, index) + at;
+        r = capture_leaf(part, offset, length, part->capture.pushed ? part->capture.pushed + at : NULL,
+                         chunk->buffer->data + at, &leaves[leaf_count++]);
+        if (!r)
+            r = capture_advance(part, offset + length);
+        if (r)
+            return r;
+    }
+    memset(chunk->buffer->data + chunk->length, 0, chunk->buffer->size - chunk->length);
+    digest_fold(leaves, leaf_count, &chunk->digest);
+    return 0;
+}
+
+static void capture_run(struct loop_op *op) {
+    struct part *part = CONTAINER_OF(op, struct part, capture.op);
+    struct capture *capture = &part->capture;
+    if (!capture->header_made && !part->push) {
+        image_header(&part->source.set->layout, part->source.state_length, part->source.header);
+        capture->header_made = true;
+    }
+    int r = 0;
+    for (uint32_t i = 0; !r && i < capture->count; i++)
+        r = capture_chunk(part, capture->first + i);
+    if (r && r != -ECANCELED)
+        (void)word_advance(part->word->page, part->counter, capture->watermark, WORD_FAILED);
+    capture->result = r;
+}
+
+/* ---- on the control thread ---- */
+
+static void drains_advance(struct part *part) {
+    for (uint32_t i = 0; i < LANES_MAX; i++)
+        if (part->drains[i])
+            drain_advance(part->drains[i]);
+}
+
+static void release_reservation(struct part *part) {
+    if (part->reserved)
+        pool_release(part->server->pool, part->reserved);
+    part->reserved = 0;
+}
+
+static void drop_buffers(struct part *part) {
+    for (uint32_t i = 0; i < part->chunk_count; i++)
+        if (part->chunks[i].buffer) {
+            pool_buffer_uncache(part->chunks[i].buffer);
+            pool_buffer_unref(STEAL(part->chunks[i].buffer));
+        }
+}
+
+/* What the source needed is let go as soon as the bytes are ours (or never will be). */
+static void release_source(struct part *part) {
+    free(STEAL(part->source.header));
+    if (part->source.state_area)
+        area_unref(STEAL(part->source.state_area));
+    if (part->push_area)
+        area_unref(STEAL(part->push_area));
+    if (part->source.peer) {
+        set_unuse(part->source.set);
+        peer_unref(STEAL(part->source.peer));
+    }
+}
+
+/* Nothing will drain it any more: names and layout may go too. */
+static void release_set(struct part *part) {
+    if (part_idle(part) && part->source.set)
+        set_unref(STEAL(part->source.set));
+}
+
+static void capture_over(struct part *part, int result) {
+    struct server *server = part->server;
+    struct session *session = part->session;
+    pool_unwait(server->pool, &part->waiter);
+    release_source(part);
+    part->session = NULL;
+    if (!result) {
+        part->state = PART_CAPTURED;
+        server->counters.bytes_captured += part->source.image_size;
+        version_captured(part->version);
+        if (!part->wanted_lanes)
+            part_drain_over(part, LANES_MAX);
+    } else {
+        part->state = PART_FAILED;
+        part->problem = part->capture.problem;
+        if (result == -ECANCELED)
+            problem_set(&part->problem, -ECANCELED, "the client revoked it: its fence timed out, or it began to close");
+        problem_set(&part->problem, result, "its capture failed: %s", strerror(-result));
+        server->counters.captures_failed++;
+        log_warning(server->log, "a save was given up: %s job=%s step=%llu rank=%u", part->problem.text,
+                    part->version->job->name, (unsigned long long)part->version->id.step, part->rank);
+        (void)word_advance(part->word->page, part->counter, part->capture.watermark, WORD_FAILED);
+        drop_buffers(part);
+        release_reservation(part);
+        version_absent(part->version, part->rank, part->problem.text);
+    }
+    if (session)
+        session_captured(session, part);
+    drains_advance(part);
+    release_set(part);
+    server_settled(server);
+}
+
+static void capture_done(struct loop_op *op) {
+    struct part *part = CONTAINER_OF(op, struct part, capture.op);
+    struct capture *capture = &part->capture;
+    bool pushed = capture->pushed != NULL;
+    if (pushed) {
+        capture->pushed = NULL;
+        area_unref(STEAL(part->push_area));
+        if (part->session)
+            session_pushed(part->session, chunk_offset(part, capture->first),
+                           capture->result ? session_code(capture->result) : CODE_OK);
+    }
+    if (capture->result) {
+        capture_over(part, capture->result);
+        return;
+    }
+    part->captured += capture->count;
+    if (part->captured == part->chunk_count) {
+        capture_over(part, 0);
+        return;
+    }
+    drains_advance(part);
+    if (part->push && !part->session)
+        capture_over(part, problem_set(&capture->problem, -ESRCH, "the client ended before it had pushed its save"));
+    else
+        part_capture_next(part);
+}
+
+static void room_came(struct pool_waiter *waiter) { part_capture_next(CONTAINER_OF(waiter, struct part, waiter)); }
+
+void part_capture_next(struct part *part) {
+    struct capture *capture = &part->capture;
+    if (part->state != PART_CAPTURING || loop_op_busy(&capture->op) || (part->push && !part->push_area))
+        return;
+    capture->first = part->captured;
+    capture->count = 0;
+    uint32_t most = part->push ? 1 : CAPTURE_CHUNKS;
+    while (capture->count < most && capture->first + capture->count < part->chunk_count) {
+        struct chunk *chunk = &part->chunks[capture->first + capture->count];
+        if (!chunk->buffer && pool_alloc(part->server->pool, chunk->length, &chunk->buffer) != 0)
+            break;
+        capture->count++;
+    }
+    if (!capture->count) {
+        pool_wait(part->server->pool, &part->waiter);
+        return;
+    }
+    loop_work(part->server->loop, &capture->op, part->server->capturers, capture_run, capture_done);
+}
+
+int part_push(struct part *part, struct area *area, uint64_t area_offset, uint64_t image_offset, uint32_t length) {
+    if (part->state != PART_CAPTURING || !part->push || part->push_area ||
+        image_offset != chunk_offset(part, part->captured) || length != part->chunks[part->captured].length ||
+        area_offset > area->size || length > area->size - area_offset)
+        return -EPROTO;
+    part->push_area = area_ref(area);
+    part->capture.pushed = area->data + area_offset;
+    part_capture_next(part);
+    return 0;
+}
+
+void part_session_gone(struct part *part) {
+    part->session = NULL;
+    if (part->push && part->state == PART_CAPTURING && !loop_op_busy(&part->capture.op)) {
+        part->capture.pushed = NULL;
+        capture_over(part,
+                     problem_set(&part->capture.problem, -ESRCH, "the client ended before it had pushed its save"));
+    }
+}
+
+static uint64_t pool_bytes(uint64_t image_size) { return align_up(image_size, POOL_PAGE); }
+
+int part_new(struct version *version, const struct part_options *options, struct part **ret_part,
+             struct problem *problem) {
+    struct job *job = version->job;
+    struct server *server = job->server;
+    uint64_t size = image_size(&options->set->layout, options->state_length);
+    if (size >= WORD_IMAGE_MAX)
+        return problem_set(problem, -EFBIG, "an image of %llu bytes is over the limit of %llu bytes",
+                           (unsigned long long)size, (unsigned long long)WORD_IMAGE_MAX);
+    struct pool_usage usage;
+    pool_get_usage(server->pool, &usage);
+    uint64_t reserve = min_u64(pool_bytes(size), usage.limit);
+    if (!pool_reserve(server->pool, reserve))
+        return PART_E_BUSY;
+
+    struct part *part = calloc(1, sizeof *part);
+    uint32_t chunk_size = server->config->chunk_size;
+    uint64_t chunk_count = (size + chunk_size - 1) / chunk_size;
+    if (part) {
+        part->chunks = chunk_count <= UINT32_MAX ? calloc(chunk_count, sizeof *part->chunks) : NULL;
+        part->source.header = options->set->push ? NULL : malloc(options->set->layout.data_start);
+    }
+    if (!part || !part->chunks || (!part->source.header && !options->set->push)) {
+        pool_release(server->pool, reserve);
+        if (part) {
+            free(part->chunks);
+            free(part->source.header);
+        }
+        free(part);
+        return problem_set(problem, -ENOMEM, "out of memory for the tables of an image of %llu bytes",
+                           (unsigned long long)size);
+    }
+    part->version = version;
+    part->server = server;
+    part->session = options->session;
+    part->rank = options->rank;
+    part->world = version->world;
+    snprintf(part->run_id, sizeof part->run_id, "%s", job->run.run_id);
+    part->source.set = set_ref(options->set);
+    set_use(options->set);
+    part->source.peer = peer_ref(options->peer);
+    part->source.state_area = options->state_area ? area_ref(options->state_area) : NULL;
+    part->source.state_offset = options->state_offset;
+    part->source.state_length = options->state_length;
+    part->source.image_size = size;
+    part->source.forked = options->forked;
+    part->word = word_map_ref(options->word);
+    part->counter = options->counter;
+    part->created_wall_ns = loop_wall(server->loop);
+    part->chunk_size = chunk_size;
+    part->chunk_count = (uint32_t)chunk_count;
+    for (uint32_t i = 0; i < part->chunk_count; i++)
+        part->chunks[i].length = (uint32_t)min_u64(chunk_size, size - chunk_offset(part, i));
+    part->reserved = reserve;
+    part->windowed = pool_bytes(size) > usage.limit;
+    part->urgent = options->urgent;
+    part->push = options->set->push;
+    part->waiter.fn = room_came;
+    TAILQ_INSERT_TAIL(&version->parts, part, link);
+
+    for (uint32_t i = 0; i < job->lane_count; i++)
+        if (options->to == LEVEL_NONE || job->lanes[i]->config.level <= options->to)
+            part->wanted_lanes |= 1u << i;
+    /* A windowed image goes through its first lane; the others then read it from there. */
+    for (uint32_t i = 0; i < job->lane_count; i++)
+        if (part->wanted_lanes & 1u << i) {
+            version->lanes[i].wanted = true;
+            int r = drain_new(part, i);
+            if (r < 0) {
+                part->capture.result = r;
+                log_error(server->log, "cannot drain: %s job=%s", strerror(-r), job->name);
+            }
+            if (part->windowed)
+                break;
+        }
+    *ret_part = part;
+    part_capture_next(part);
+    return 0;
+}
+
+bool part_idle(const struct part *part) {
+    return part->state != PART_CAPTURING && !part->active_drains && !loop_op_busy(&part->capture.op);
+}
+
+void part_free(struct part *part) {
+    assert(part_idle(part));
+    pool_unwait(part->server->pool, &part->waiter);
+    TAILQ_REMOVE(&part->version->parts, part, link);
+    release_source(part);
+    release_reservation(part);
+    drop_buffers(part);
+    release_set(part);
+    word_map_unref(part->word);
+    free(part->chunks);
+    free(part);
+}
+
+/* Durable somewhere (or given up everywhere): what is in memory is a cache from now on. */
+static void become_cache(struct part *part) {
+    for (uint32_t i = 0; i < part->chunk_count; i++)
+        if (part->chunks[i].buffer)
+            pool_buffer_cache(part->chunks[i].buffer, &part->chunks[i].buffer);
+    release_reservation(part);
+}
+
+void part_committed(struct part *part, uint32_t lane) {
+    part->committed_lanes |= 1u << lane;
+    if (part->durable)
+        return;
+    part->durable = true;
+    become_cache(part);
+}
+
+void part_chunk_written(struct part *part, uint32_t index) {
+    if (part->windowed && !part->durable && part->chunks[index].buffer)
+        pool_buffer_unref(STEAL(part->chunks[index].buffer));
+}
+
+void part_drain_over(struct part *part, uint32_t lane) {
+    struct job *job = part->version->job;
+    if (part->windowed && part->durable)
+        for (uint32_t i = lane + 1; i < job->lane_count; i++)
+            if ((part->wanted_lanes & 1u << i) && !(part->committed_lanes & 1u << i) && !part->drains[i])
+                if (drain_new(part, i) == 0)
+                    break; /* one after the other */
+    if (!part->active_drains && part->state == PART_CAPTURED && !part->durable)
+        become_cache(part);
+    release_set(part);
+}

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * A part: one rank's contribution to one version, from the accepted save until its bytes have left
+ * memory. Its capture runs chunk by chunk on a capture worker, at most one job at a time, and
+ * advances the client's word; its drains start with the first captured chunk.
+ *
+ *   CAPTURING --(last word advance)--> CAPTURED --(first durable commit)--> cached
+ *       \--(revoked, source gone)--> FAILED
+ *
+ * The part holds its pool reservation until it is durable in one lane, or failed in all. An image
+ * larger than the pool is `windowed`: a chunk's memory goes as soon as its first lane has written it.
+ */
+
+#include "daemon/job.h"
+#include "daemon/source.h"
+#include "proto/word.h"
+
+enum part_state { PART_CAPTURING, PART_CAPTURED, PART_FAILED };
+
+/* The word page of one handle; captures outlive the session. */
+struct word_map {
+    _Atomic uint32_t refs;
+    int fd; /* to be given to the client */
+    struct word_page *page;
+};
+int word_map_new(struct word_map **ret_map) MUST_CHECK;
+struct word_map *word_map_ref(struct word_map *map);
+void word_map_unref(struct word_map *map);
+
+struct chunk {
+    struct pool_buffer *buffer; /* NULL: not captured yet, or gone from memory */
+    struct digest digest;
+    uint32_t length;
+};
+
+#define CAPTURE_CHUNKS 4 /* per worker job: a few ms, so that captures take turns */
+
+/* What a capture worker gets and gives back; embedded in its part. */
+struct capture {
+    struct loop_op op;
+    uint32_t first, count;
+    const uint8_t *pushed; /* a pushed chunk lies here (in an area); NULL: read the source */
+    uint64_t watermark;    /* the word's, as we left it */
+    int result;            /* 0, -ECANCELED (the word was moved), or the source's error */
+    struct problem problem;
+    bool header_made;
+};
+
+struct part {
+    TAILQ_ENTRY(part) link;
+    struct version *version;
+    struct server *server;
+    struct session *session; /* NULL once the client has gone */
+    uint32_t rank, world;
+    char run_id[MANIFEST_RUN_ID_MAX];
+    enum part_state state;
+    struct source source;
+    struct word_map *word;
+    uint16_t counter;
+    uint64_t created_wall_ns;
+    uint32_t chunk_size, chunk_count;
+    struct chunk *chunks;
+    uint32_t captured; /* contiguous chunks */
+    uint64_t reserved; /* of the pool; 0 once released */
+    bool windowed, urgent, push;
+    struct capture capture;
+    struct pool_waiter waiter;
+    struct area *push_area;
+    struct problem problem;          /* FAILED */
+    struct drain *drains[LANES_MAX]; /* NULL: not wanted, or over */
+    uint32_t active_drains;
+    uint32_t committed_lanes; /* bit per lane */
+    uint32_t wanted_lanes;
+    bool durable; /* in some lane */
+};
+
+struct part_options {
+    struct session *session;
+    uint32_t rank;
+    struct word_map *word;
+    uint16_t counter;
+    struct set *set;
+    struct peer *peer;
+    struct area *state_area;
+    uint64_t state_offset, state_length;
+    bool urgent, forked;
+    enum level to; /* LEVEL_NONE: all */
+};
+
+/* Admitted: makes the part and begins. PART_E_BUSY: no room in the pool now; nothing was made. */
+enum { PART_E_BUSY = 1 };
+int part_new(struct version *version, const struct part_options *options, struct part **ret_part,
+             struct problem *problem) MUST_CHECK;
+/* Only when nothing is in flight: not capturing, no drains. */
+void part_free(struct part *part);
+/* Nothing is in flight any more, in capture or drains. */
+bool part_idle(const struct part *part);
+
+/* Continues the capture (after room came, a push, ...). */
+void part_capture_next(struct part *part);
+/* The next chunk, pushed by the client. -EPROTO: not the one that is due. The answer goes through session_pushed(). */
+int part_push(struct part *part, struct area *area, uint64_t area_offset, uint64_t image_offset,
+              uint32_t length) MUST_CHECK;
+/* The client is gone: a pushed capture cannot go on; others do, as long as their source can be read. */
+void part_session_gone(struct part *part);
+
+/* From drains. */
+void part_committed(struct part *part, uint32_t lane);
+void part_chunk_written(struct part *part, uint32_t index);
+void part_drain_over(struct part *part, uint32_t lane); /* whatever its result */

@@ -1,0 +1,482 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/restore.h"
+
+#include "daemon/session.h"
+#include "proto/manifest.h"
+
+#include <errno.h>
+
+#define PIN_EXPIRY_NS (3600 * NANOSECONDS_PER_SECOND)
+
+struct lease {
+    TAILQ_ENTRY(lease) link;
+    uint32_t number, count;
+    struct pool_buffer *buffers[];
+};
+TAILQ_HEAD(lease_list, lease);
+
+struct fetch {
+    TAILQ_ENTRY(fetch) link;
+    struct restore *restore;
+    uint32_t serial, count, left;
+    struct holding_request requests[];
+};
+TAILQ_HEAD(fetch_list, fetch);
+
+/* One part's chunks, brought in one after the other. */
+struct prefetch {
+    TAILQ_ENTRY(prefetch) link;
+    struct restore *restore;
+    uint32_t rank;
+    struct holding_request request;
+};
+TAILQ_HEAD(prefetch_list, prefetch);
+
+struct restore {
+    uint32_t number;
+    struct session *session; /* NULL once closed */
+    struct server *server;
+    struct job *job;
+    struct version *version;
+    struct version_id id;
+    uint32_t world;
+    struct holding **holdings; /* [world], made on demand */
+    struct lease_list leases;
+    struct fetch_list fetches;
+    struct prefetch_list prefetches;
+    uint32_t lease_count, fetch_count, next_lease;
+    bool closed;
+
+    /* Opening and closing. */
+    struct loop_op op;
+    uint32_t serial;
+    struct message_restore_open request;
+    bool resumes;
+    struct version_id resume;
+    int result;
+    struct problem problem, warning;
+    char *text;
+    size_t text_size;
+    uint64_t pin_nonce, pin_expiry_ns;
+    uint32_t pinned_lanes;
+};
+
+uint32_t restore_number(const struct restore *restore) { return restore->number; }
+uint32_t restore_leases(const struct restore *restore) { return restore->lease_count; }
+uint32_t restore_fetches(const struct restore *restore) { return restore->fetch_count; }
+
+static void pin_name(const struct restore *restore, char name[40]) {
+    snprintf(name, 40, "restore-%016llx", (unsigned long long)restore->pin_nonce);
+}
+
+/* ---- opening, on a worker ---- */
+
+/* Tries one version in every lane; 0 if its index and its files are good in one of them. */
+static int try_version(struct restore *restore, struct version_id id, struct problem *problem) {
+    struct job *job = restore->job;
+    int result = TIER_E_ABSENT;
+    for (uint32_t i = 0; i < job->lane_count; i++) {
+        struct tier *tier = job->lanes[i]->tier;
+        char *text;
+        size_t size;
+        int r = catalog_check(tier, job->directory, id, problem);
+        if (r == 0)
+            r = catalog_read_complete_text(tier, job->directory, id, &text, &size, problem);
+        if (r < 0)
+            result = r;
+        if (r)
+            continue;
+        struct complete_summary summary;
+        r = complete_read_summary(text, size, &summary, problem);
+        if (r < 0) {
+            free(text);
+            result = r;
+            continue;
+        }
+        restore->id = id;
+        restore->world = summary.world;
+        restore->text = text;
+        restore->text_size = size;
+        return 0;
+    }
+    return result;
+}
+
+static int compare_ids(const void *a, const void *b) {
+    return -version_compare(*(const struct version_id *)a, *(const struct version_id *)b);
+}
+
+/* Every complete version of every lane, newest first, without repetitions. */
+static int all_versions(struct restore *restore, struct version_id **ret_ids, size_t *ret_count) {
+    struct job *job = restore->job;
+    CLEANUP(freep) struct version_id *ids = NULL;
+    size_t count = 0;
+    int failed = 0;
+    for (uint32_t i = 0; i < job->lane_count; i++) {
+        struct catalog catalog;
+        int r = catalog_scan(job->lanes[i]->tier, job->directory, &catalog, &restore->problem);
+        if (r < 0) {
+            failed = r;
+            continue;
+        }
+        struct version_id *more = realloc(ids, (count + catalog.version_count + 1) * sizeof *ids);
+        if (more) {
+            ids = more;
+            for (size_t v = 0; v < catalog.version_count; v++)
+                if (catalog.versions[v].complete)
+                    ids[count++] = catalog.versions[v].id;
+        }
+        catalog_deinit(&catalog);
+        if (!more)
+            return problem_set(&restore->problem, -ENOMEM, "out of memory");
+    }
+    if (!count && failed)
+        return failed;
+    if (count)
+        qsort(ids, count, sizeof *ids, compare_ids);
+    size_t kept = 0;
+    for (size_t i = 0; i < count; i++)
+        if (!kept || version_compare(ids[kept - 1], ids[i]) != 0)
+            ids[kept++] = ids[i];
+    *ret_ids = STEAL(ids);
+    *ret_count = kept;
+    return 0;
+}
+
+static int choose_latest(struct restore *restore) {
+    CLEANUP(freep) struct version_id *ids = NULL;
+    size_t count = 0;
+    int r = all_versions(restore, &ids, &count);
+    if (r < 0)
+        return r;
+    bool by_step = restore->request.which == RESTORE_STEP;
+    bool seen = false;
+    for (size_t i = 0; i < count; i++) {
+        if (by_step && ids[i].step != restore->request.step)
+            continue;
+        struct problem problem = PROBLEM_NONE;
+        r = try_version(restore, ids[i], &problem);
+        if (r == 0)
+            return 0;
+        if (!seen)
+            problem_set(&restore->warning, r, "version %llu/%llu was passed over: %s",
+                        (unsigned long long)ids[i].generation, (unsigned long long)ids[i].step, problem.text);
+        seen = true;
+    }
+    if (seen)
+        return problem_set(&restore->problem, -ENODATA, "versions of job %s exist, but none is usable; %s",
+                           restore->job->name, restore->warning.text);
+    if (by_step)
+        return problem_set(&restore->problem, -ENOENT, "job %s has no complete version of step %llu",
+                           restore->job->name, (unsigned long long)restore->request.step);
+    return 1; /* none */
+}
+
+static int choose(struct restore *restore) {
+    struct version_id id = {restore->request.generation, restore->request.step};
+    if (restore->request.which == RESTORE_RESUME) {
+        if (!restore->resumes)
+            return 1;
+        id = restore->resume;
+    } else if (restore->request.which != RESTORE_EXACT) {
+        return choose_latest(restore);
+    }
+    int r = try_version(restore, id, &restore->problem);
+    if (r == TIER_E_ABSENT)
+        return problem_set(&restore->problem, -ENOENT, "job %s has no complete version %llu/%llu", restore->job->name,
+                           (unsigned long long)id.generation, (unsigned long long)id.step);
+    return r;
+}
+
+static void open_run(struct loop_op *op) {
+    struct restore *restore = CONTAINER_OF(op, struct restore, op);
+    restore->result = choose(restore);
+    char name[40];
+    pin_name(restore, name);
+    for (uint32_t i = 0; !restore->result && i < restore->job->lane_count; i++) {
+        /* Daemons of other nodes keep their hands off what this one reads. */
+        struct tier *tier = restore->job->lanes[i]->tier;
+        struct problem ignored = PROBLEM_NONE;
+        if ((tier->capabilities & TIER_SHARED) &&
+            retention_pin(tier, restore->job->directory, restore->id, name, restore->pin_expiry_ns, restore->pin_nonce,
+                          &ignored) == 0)
+            restore->pinned_lanes |= 1u << i;
+    }
+}
+
+static void restore_free(struct restore *restore);
+
+static void open_done(struct loop_op *op) {
+    struct restore *restore = CONTAINER_OF(op, struct restore, op);
+    struct session *session = restore->session;
+    int r = restore->result;
+    if (!restore->closed && r == 0) {
+        restore->holdings = calloc(restore->world, sizeof(struct holding *));
+        restore->version = job_version(restore->job, restore->id, restore->world);
+        if (restore->version)
+            restore->version->busy++; /* retention keeps off */
+        if (!restore->holdings || !restore->version)
+            r = problem_set(&restore->problem, -ENOMEM, "out of memory");
+    }
+    CLEANUP(closep) int fd = -1;
+    if (!restore->closed && r >= 0) {
+        fd = wire_memfd("ckptd-index", restore->text ? restore->text : "", restore->text_size);
+        if (fd < 0)
+            r = problem_set(&restore->problem, fd, "cannot make a memfd: %s", strerror(-fd));
+    }
+    free(STEAL(restore->text));
+    if (restore->closed) {
+        restore_free(restore);
+        return;
+    }
+    if (restore->warning.text[0])
+        log_warning(restore->server->log, "%s job=%s", restore->warning.text, restore->job->name);
+    if (r < 0) {
+        session_error(session, restore->serial, session_code(r), &restore->problem);
+        restore_close(restore);
+        return;
+    }
+    struct message_restore_opened opened = {
+        .generation = restore->id.generation,
+        .step = restore->id.step,
+        .index_size = restore->text_size,
+        .result = r ? CODE_NONE : CODE_OK,
+        .restore = restore->number,
+    };
+    session_reply(session, MESSAGE_RESTORE_OPENED, restore->serial, &opened, restore->warning.text,
+                  strlen(restore->warning.text), fd);
+    if (r)
+        restore_close(restore);
+    else
+        session_restore_opened(session, restore);
+}
+
+int restore_open(struct session *session, uint32_t serial, uint32_t number,
+                 const struct message_restore_open *request) {
+    struct restore *restore = calloc(1, sizeof *restore);
+    if (!restore)
+        return -ENOMEM;
+    restore->number = number;
+    restore->session = session;
+    restore->server = session_server(session);
+    restore->job = job_ref(session_job(session));
+    restore->serial = serial;
+    restore->request = *request;
+    restore->resumes = restore->job->run.resumes;
+    restore->resume = (struct version_id){restore->job->run.resume_generation, restore->job->run.resume_step};
+    restore->pin_nonce = server_nonce(restore->server);
+    restore->pin_expiry_ns = loop_wall(restore->server->loop) + PIN_EXPIRY_NS;
+    TAILQ_INIT(&restore->leases);
+    TAILQ_INIT(&restore->fetches);
+    TAILQ_INIT(&restore->prefetches);
+    session_hold(session);
+    loop_work(restore->server->loop, &restore->op, restore->server->names, open_run, open_done);
+    return 0;
+}
+
+/* ---- fetching ---- */
+
+static int holding_of(struct restore *restore, uint32_t rank, struct holding **ret_holding) {
+    if (rank >= restore->world)
+        return -EINVAL;
+    if (!restore->holdings[rank]) {
+        int r = holding_new(restore->job, restore->id, rank, &restore->holdings[rank]);
+        if (r < 0)
+            return r;
+    }
+    *ret_holding = restore->holdings[rank];
+    return 0;
+}
+
+static void lease_drop(struct restore *restore, struct lease *lease) {
+    for (uint32_t i = 0; i < lease->count; i++)
+        pool_buffer_unref(lease->buffers[i]);
+    TAILQ_REMOVE(&restore->leases, lease, link);
+    restore->lease_count--;
+    free(lease);
+}
+
+static void fetch_answer(struct fetch *fetch) {
+    struct restore *restore = fetch->restore;
+    struct session *session = restore->session;
+    struct lease *lease = malloc(sizeof *lease + fetch->count * sizeof lease->buffers[0]);
+    struct chunk_place places[FETCH_CHUNKS_MAX];
+    const struct holding_request *failed = NULL;
+    for (uint32_t i = 0; i < fetch->count; i++)
+        if (fetch->requests[i].result && !failed)
+            failed = &fetch->requests[i];
+    bool lost = restore->closed || failed || !lease;
+    for (uint32_t i = 0; i < fetch->count; i++) {
+        struct pool_buffer *buffer = fetch->requests[i].buffer;
+        if (lost) {
+            if (buffer)
+                pool_buffer_unref(buffer);
+            continue;
+        }
+        lease->buffers[i] = buffer;
+        places[i] = (struct chunk_place){
+            .segment = pool_buffer_segment(buffer), .length = fetch->requests[i].length, .offset = buffer->offset};
+        session_send_segment(session, places[i].segment);
+    }
+    if (lost) {
+        free(lease);
+        struct problem problem = failed ? failed->problem : PROBLEM_NONE;
+        if (!restore->closed)
+            session_error(session, fetch->serial, failed ? session_code(failed->result) : CODE_E_MEMORY, &problem);
+        return;
+    }
+    lease->count = fetch->count;
+    lease->number = (restore->number << 20) + ++restore->next_lease % (1u << 20);
+    TAILQ_INSERT_TAIL(&restore->leases, lease, link);
+    restore->lease_count++;
+    struct message_fetched fetched = {.lease = lease->number, .count = fetch->count};
+    session_reply(session, MESSAGE_FETCHED, fetch->serial, &fetched, places, fetch->count * sizeof places[0], -1);
+}
+
+static void chunk_came(struct holding_request *request) {
+    struct fetch *fetch = CONTAINER_OF(request - request->tag, struct fetch, requests[0]);
+    struct restore *restore = fetch->restore;
+    if (--fetch->left)
+        return;
+    fetch_answer(fetch);
+    TAILQ_REMOVE(&restore->fetches, fetch, link);
+    restore->fetch_count--;
+    free(fetch);
+    if (restore->closed)
+        restore_free(restore);
+}
+
+int restore_fetch(struct restore *restore, uint32_t serial, const struct message_fetch *request,
+                  struct problem *problem) {
+    struct holding *holding;
+    if (!request->count || request->count > FETCH_CHUNKS_MAX || request->first > UINT32_MAX - request->count)
+        return problem_set(problem, -EINVAL, "a fetch asks for 1 to %d chunks", FETCH_CHUNKS_MAX);
+    int r = holding_of(restore, request->rank, &holding);
+    if (r < 0)
+        return problem_set(problem, r, "version %llu/%llu has no part of rank %u",
+                           (unsigned long long)restore->id.generation, (unsigned long long)restore->id.step,
+                           request->rank);
+    struct fetch *fetch = calloc(1, sizeof *fetch + request->count * sizeof fetch->requests[0]);
+    if (!fetch)
+        return problem_set(problem, -ENOMEM, "out of memory");
+    fetch->restore = restore;
+    fetch->serial = serial;
+    fetch->count = fetch->left = request->count;
+    TAILQ_INSERT_TAIL(&restore->fetches, fetch, link);
+    restore->fetch_count++;
+    for (uint32_t i = 0; i < fetch->count; i++) {
+        fetch->requests[i].tag = i;
+        fetch->requests[i].index = request->first + i;
+        fetch->requests[i].fn = chunk_came;
+        holding_get(holding, &fetch->requests[i]);
+    }
+    return 0;
+}
+
+bool restore_release(struct restore *restore, uint32_t number) {
+    struct lease *lease;
+    TAILQ_FOREACH(lease, &restore->leases, link)
+    if (lease->number == number) {
+        lease_drop(restore, lease);
+        return true;
+    }
+    return false;
+}
+
+/* ---- prefetching ---- */
+
+static void prefetch_over(struct prefetch *prefetch) {
+    struct restore *restore = prefetch->restore;
+    TAILQ_REMOVE(&restore->prefetches, prefetch, link);
+    free(prefetch);
+    if (restore->closed)
+        restore_free(restore);
+}
+
+static void prefetched(struct holding_request *request) {
+    struct prefetch *prefetch = CONTAINER_OF(request, struct prefetch, request);
+    struct restore *restore = prefetch->restore;
+    if (request->buffer)
+        pool_buffer_unref(request->buffer);
+    struct pool_usage usage;
+    pool_get_usage(restore->server->pool, &usage);
+    /* Ends with the part, with an error (a reader will see it), or when it would push others out. */
+    bool room = usage.used + 2 * (uint64_t)restore->server->config->chunk_size < usage.limit;
+    if (request->result || restore->closed || !room) {
+        prefetch_over(prefetch);
+        return;
+    }
+    request->index++;
+    holding_get(restore->holdings[prefetch->rank], request);
+}
+
+int restore_prefetch(struct restore *restore, uint32_t rank, struct problem *problem) {
+    if (rank != UINT32_MAX && rank >= restore->world)
+        return problem_set(problem, -EINVAL, "the version was written by %u ranks, there is no rank %u", restore->world,
+                           rank);
+    for (uint32_t i = 0; i < restore->world; i++) {
+        struct holding *holding;
+        if (rank != UINT32_MAX && i != rank)
+            continue;
+        struct prefetch *prefetch = calloc(1, sizeof *prefetch);
+        if (!prefetch || holding_of(restore, i, &holding) < 0) {
+            free(prefetch);
+            return problem_set(problem, -ENOMEM, "out of memory");
+        }
+        prefetch->restore = restore;
+        prefetch->rank = i;
+        prefetch->request.fn = prefetched;
+        TAILQ_INSERT_TAIL(&restore->prefetches, prefetch, link);
+        holding_get(holding, &prefetch->request);
+    }
+    return 0;
+}
+
+/* ---- closing ---- */
+
+static void unpin_run(struct loop_op *op) {
+    struct restore *restore = CONTAINER_OF(op, struct restore, op);
+    char name[40];
+    pin_name(restore, name);
+    for (uint32_t i = 0; i < restore->job->lane_count; i++) {
+        struct problem ignored = PROBLEM_NONE; /* it expires by itself */
+        if (restore->pinned_lanes & 1u << i)
+            (void)!retention_unpin(restore->job->lanes[i]->tier, restore->job->directory, restore->id, name, &ignored);
+    }
+    restore->pinned_lanes = 0;
+}
+
+static void unpin_done(struct loop_op *op) { restore_free(CONTAINER_OF(op, struct restore, op)); }
+
+/* Goes on where it must wait: for fetches, prefetches, the opening, the unpinning. */
+static void restore_free(struct restore *restore) {
+    if (!TAILQ_EMPTY(&restore->fetches) || !TAILQ_EMPTY(&restore->prefetches) || loop_op_busy(&restore->op))
+        return;
+    if (restore->pinned_lanes) {
+        loop_work(restore->server->loop, &restore->op, restore->server->names, unpin_run, unpin_done);
+        return;
+    }
+    for (uint32_t i = 0; restore->holdings && i < restore->world; i++)
+        if (restore->holdings[i])
+            holding_unref(restore->holdings[i]);
+    free(restore->holdings);
+    free(restore->text);
+    if (restore->version)
+        restore->version->busy--;
+    struct server *server = restore->server;
+    struct job *job = restore->job;
+    struct session *session = restore->session;
+    free(restore);
+    job_prune(job);
+    job_unref(job);
+    session_unhold(session);
+    server_settled(server);
+}
+
+void restore_close(struct restore *restore) {
+    struct lease *lease;
+    restore->closed = true;
+    while ((lease = TAILQ_FIRST(&restore->leases)))
+        lease_drop(restore, lease);
+    restore_free(restore);
+}

@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/server.h"
+
+#include "daemon/job.h"
+#include "daemon/lane.h"
+#include "daemon/part.h"
+#include "daemon/session.h"
+#include "tiers/claim.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/signalfd.h>
+
+#define NAMES_WORKERS 8
+#define NAMES_WORKERS_MAX 32
+
+/* ---- crash points ---- */
+
+/* CKPTD_CRASH_AT=<point>[:n]: die by SIGKILL when the point is reached for the nth time. For tests of
+ * crash safety by anybody who wants to see it. */
+static void crash_here(void *context, enum commit_point point) {
+    const char *where = context;
+    const char *name = commit_point_name(point);
+    size_t length = strlen(name);
+    static _Atomic unsigned reached;
+    if (strncmp(where, name, length) != 0 || (where[length] && where[length] != ':'))
+        return;
+    unsigned long nth = where[length] == ':' ? strtoul(where + length + 1, NULL, 10) : 1;
+    if (++reached >= nth)
+        kill(getpid(), SIGKILL);
+}
+
+/* ---- clients ---- */
+
+static void accept_next(struct server *server);
+
+static void accepted(struct loop_op *op) {
+    struct server *server = CONTAINER_OF(op, struct server, accept);
+    server->accepting = false;
+    if (op->result >= 0) {
+        session_accept(server, (int)op->result);
+    } else if (op->result != -ECANCELED) {
+        log_error(server->log, "cannot accept a client: %s", strerror((int)-op->result));
+    }
+    accept_next(server);
+}
+
+static void accept_next(struct server *server) {
+    if (server->quitting || server->accepting)
+        return;
+    server->accepting = true;
+    loop_accept(server->loop, &server->accept, server->listen_fd, accepted);
+}
+
+/* ---- ending ---- */
+
+static bool unsettled(struct server *server) {
+    struct job *job;
+    TAILQ_FOREACH(job, &server->jobs, link)
+    if (job_unsettled(job))
+        return true;
+    return false;
+}
+
+/* Nothing pending in any lane: an on-demand daemon may go. */
+static bool drained(struct server *server) {
+    struct lane *lane;
+    TAILQ_FOREACH(lane, &server->lanes, link)
+    if (lane->pending_parts)
+        return false;
+    return !unsettled(server);
+}
+
+static void quit(struct server *server, const char *why) {
+    if (server->quitting)
+        return;
+    server->quitting = true;
+    log_info(server->log, "stopped: %s", why);
+    loop_stop(server->loop);
+}
+
+static void grace_elapsed(struct loop_op *op) {
+    struct server *server = CONTAINER_OF(op, struct server, grace);
+    if (op->result == 0)
+        quit(server, "the grace is over, some parts are not LOCAL");
+}
+
+void server_stop(struct server *server, bool now) {
+    if (!server->stopping) {
+        server->stopping = true;
+        log_info(server->log, "stopping: no new runs, captured parts are made LOCAL first");
+        loop_timer(server->loop, &server->grace,
+                   loop_now(server->loop) + server->config->stop_grace_ms * NANOSECONDS_PER_MS, grace_elapsed);
+    }
+    if (now)
+        quit(server, "at once, as asked");
+    else
+        server_settled(server);
+}
+
+static void idle_elapsed(struct loop_op *op) {
+    struct server *server = CONTAINER_OF(op, struct server, idle);
+    if (op->result == 0 && !server->session_count && drained(server))
+        quit(server, "nobody has used it for a while");
+    else if (op->result == 0)
+        server_settled(server);
+}
+
+/* From the loop, so that whoever settled is done with what it holds. */
+static void look(struct loop_op *op) {
+    struct server *server = CONTAINER_OF(op, struct server, quit);
+    struct session *session = NULL;
+    bool waiting = false; /* a client may have asked for the stop: it gets its answer first */
+    if (server->quitting)
+        return;
+    while (server->stopping && (session = session_next(server, session)))
+        waiting = waiting || session_sending(session);
+    if (server->stopping && !waiting && !unsettled(server)) {
+        quit(server, "everything captured is LOCAL");
+        return;
+    }
+    if (!server->on_demand || server->stopping)
+        return;
+    if (server->session_count) {
+        loop_cancel(server->loop, &server->idle);
+    } else if (!loop_op_busy(&server->idle)) {
+        loop_timer(server->loop, &server->idle,
+                   loop_now(server->loop) + server->config->idle_exit_ms * NANOSECONDS_PER_MS, idle_elapsed);
+    }
+}
+
+void server_settled(struct server *server) {
+    if (!loop_op_busy(&server->quit))
+        loop_post(server->loop, &server->quit, 0, look);
+}
+
+static void signalled(struct loop_op *op) {
+    struct server *server = CONTAINER_OF(op, struct server, signal);
+    struct signalfd_siginfo info;
+    if (op->result < 0)
+        return;
+    bool again = server->stopping;
+    while (read(server->signal_fd, &info, sizeof info) == (ssize_t)sizeof info)
+        log_info(server->log, "signal %u from process %u", info.ssi_signo, info.ssi_pid);
+    server_stop(server, again); /* the second one does not wait */
+    loop_poll(server->loop, &server->signal, server->signal_fd, POLLIN, signalled);
+}
+
+/* ---- life ---- */
+
+uint64_t server_nonce(struct server *server) {
+    uint64_t nonce;
+    do
+        nonce = loop_random(server->loop);
+    while (!nonce);
+    return nonce;
+}
+
+static int open_lanes(struct server *server, struct problem *problem) {
+    for (size_t i = 0; i < server->config->tier_count; i++) {
+        struct tier *tier;
+        struct lane *lane;
+        int r = lane_open_tier(&server->config->tiers[i], &tier, problem);
+        if (r < 0)
+            return r;
+        r = lane_new(server, &server->config->tiers[i], tier, false, &lane);
+        if (r < 0) {
+            tier_free(tier);
+            return problem_set(problem, r, "cannot start the workers of tier %s: %s", server->config->tiers[i].name,
+                               strerror(-r));
+        }
+    }
+    return 0;
+}
+
+static int make_pool(struct server *server, struct problem *problem) {
+    const struct config *config = server->config;
+    uint64_t available = pool_memory_available();
+    uint64_t limit = config->pool_size ? config->pool_size : available / 100 * config->pool_percent;
+    if (config->pool_size > available)
+        log_warning(server->log, "the pool may grow to %llu MiB, but only %llu MiB are available now",
+                    (unsigned long long)(config->pool_size >> 20), (unsigned long long)(available >> 20));
+    limit = max_u64(limit, 4 * (uint64_t)config->chunk_size);
+    int r = pool_new(server->loop, limit, config->prefault, &server->pool);
+    return r < 0 ? problem_set(problem, r, "cannot make a pool of %llu MiB: %s", (unsigned long long)(limit >> 20),
+                               strerror(-r))
+                 : 0;
+}
+
+int server_new(struct loop *loop, const struct config *config, struct log *log, const struct server_options *options,
+               struct server **ret_server, struct problem *problem) {
+    struct server *server = calloc(1, sizeof *server);
+    if (!server)
+        return problem_set(problem, -ENOMEM, "out of memory");
+    server->loop = loop;
+    server->config = config;
+    server->log = log;
+    server->uid = geteuid();
+    server->started_ns = loop_now(loop);
+    server->listen_fd = options->listen_fd;
+    server->signal_fd = options->signal_fd;
+    server->on_demand = options->on_demand;
+    snprintf(server->socket_path, sizeof server->socket_path, "%s", options->socket_path);
+    TAILQ_INIT(&server->lanes);
+    TAILQ_INIT(&server->jobs);
+    TAILQ_INIT(&server->sessions);
+    const char *crash = getenv("CKPTD_CRASH_AT");
+    if (crash)
+        server->commit_hook = (struct commit_hook){.reached = crash_here, .context = (void *)crash};
+    int r = claim_host(server->host, server->boot_id);
+    if (r < 0)
+        problem_set(problem, r, "cannot learn this host's name and boot id: %s", strerror(-r));
+    if (!r)
+        r = make_pool(server, problem);
+    if (!r)
+        r = loop_group_new(loop, "capture", config->capture_threads, config->capture_threads + 4, &server->capturers);
+    if (!r)
+        r = loop_group_new(loop, "encode", config->codec_threads, config->codec_threads, &server->encoders);
+    if (!r)
+        r = loop_group_new(loop, "names", NAMES_WORKERS, NAMES_WORKERS_MAX, &server->names);
+    if (!r)
+        r = open_lanes(server, problem);
+    if (r < 0) {
+        problem_set(problem, r, "cannot start: %s", strerror(-r));
+        server_free(server);
+        return r;
+    }
+    *ret_server = server;
+    return 0;
+}
+
+int server_run(struct server *server) {
+    accept_next(server);
+    loop_poll(server->loop, &server->signal, server->signal_fd, POLLIN, signalled);
+    server_settled(server);
+    return loop_run(server->loop);
+}
+
+/* Only of a server that never ran: a daemon that stops leaves the rest to the kernel, since workers
+ * may be stuck in a file system that never answers. */
+void server_free(struct server *server) {
+    struct lane *lane;
+    while ((lane = TAILQ_FIRST(&server->lanes)))
+        lane_free(lane);
+    if (server->capturers)
+        loop_group_free(server->capturers);
+    if (server->encoders)
+        loop_group_free(server->encoders);
+    if (server->names)
+        loop_group_free(server->names);
+    pool_free(server->pool);
+    free(server);
+}

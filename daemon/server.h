@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The daemon: one control thread that owns all state and takes no locks; workers get immutable jobs
+ * and give back completions. This file names what the rooms of the daemon share; who owns what:
+ *
+ *   server -> lanes     a tier at work: its workers, its queue of drains
+ *          -> jobs      -> versions -> parts (one rank's contribution: its capture and its drains)
+ *          -> sessions  one per connected client; parts outlive them
+ *          -> pool      the host memory that chunks lie in
+ */
+
+#include "base/log.h"
+#include "base/loop.h"
+#include "daemon/pool.h"
+#include "tiers/commit.h"
+#include "tiers/config.h"
+#include "tiers/tier.h"
+
+#define LANES_MAX 4 /* tiers that one job drains to */
+#define SESSIONS_MAX 4096
+
+struct job;
+struct lane;
+struct part;
+struct session;
+struct version;
+
+/* Counters, one line each; `ckptctl status` shows them by these names, ckptd(8) explains them. */
+#define SERVER_COUNTERS(COUNTER)                                                                                       \
+    COUNTER(saves_accepted, "saves accepted")                                                                          \
+    COUNTER(saves_skipped, "saves skipped because the pool was busy")                                                  \
+    COUNTER(captures_failed, "captures that ended without a part: revoked, source gone or unreadable")                 \
+    COUNTER(bytes_captured, "image bytes captured")                                                                    \
+    COUNTER(parts_committed, "parts committed, over all tiers")                                                        \
+    COUNTER(parts_failed, "parts given up in a tier after all tries")                                                  \
+    COUNTER(parts_superseded, "parts not written to a tier because a newer version waited behind them")                \
+    COUNTER(versions_complete, "versions that became complete, over all tiers")                                        \
+    COUNTER(versions_removed, "versions removed by retention")                                                         \
+    COUNTER(chunks_fetched, "chunks read back from tiers")                                                             \
+    COUNTER(chunks_bad, "chunks whose digest was wrong")                                                               \
+    COUNTER(protocol_errors, "clients disconnected for what they sent")
+
+struct server_counters {
+#define COUNTER(name, help) uint64_t name;
+    SERVER_COUNTERS(COUNTER)
+#undef COUNTER
+};
+
+TAILQ_HEAD(lane_list, lane);
+TAILQ_HEAD(job_list, job);
+TAILQ_HEAD(session_list, session);
+
+struct server {
+    struct loop *loop;
+    const struct config *config;
+    struct log *log;
+    struct pool *pool;
+    struct loop_group *capturers; /* copy and digest */
+    struct loop_group *encoders;  /* compress */
+    struct loop_group *names;     /* open, claim, scan */
+    struct commit_hook commit_hook;
+    struct lane_list lanes;
+    struct job_list jobs;
+    struct session_list sessions;
+    uint32_t session_count;
+    struct server_counters counters;
+    char host[256], boot_id[40];
+    uid_t uid;
+    uint64_t started_ns;
+    char socket_path[108];
+    int listen_fd, signal_fd;
+    bool on_demand, stopping, quitting, accepting;
+    struct loop_op accept, signal, idle, grace, quit;
+};
+
+struct server_options {
+    const char *socket_path;
+    int listen_fd; /* bound and listening; taken over */
+    int signal_fd; /* SIGTERM, SIGINT; taken over */
+    bool on_demand;
+};
+
+int server_new(struct loop *loop, const struct config *config, struct log *log, const struct server_options *options,
+               struct server **ret_server, struct problem *problem) MUST_CHECK;
+/* Runs until it has stopped: a signal or STOP and the drain after it, or (on demand) idleness. */
+int server_run(struct server *server) MUST_CHECK;
+/* Only of a server that has never run. */
+void server_free(struct server *server);
+
+/* Begins the stop: no new opens; ends when everything captured is LOCAL, or at the grace. */
+void server_stop(struct server *server, bool now);
+/* Something ended: a session, a drain. Looks whether the daemon may exit or is idle now. */
+void server_settled(struct server *server);
+
+uint64_t server_nonce(struct server *server);

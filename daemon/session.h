@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * A session is one connected client: what it has said so far, what it waits for, and what is to be
+ * sent to it. Everything a client sends is hostile until wire_check() and this file have looked at
+ * it; what is wrong ends that session and nothing else.
+ */
+
+#include "daemon/opening.h"
+#include "daemon/part.h"
+#include "daemon/restore.h"
+#include "proto/wire.h"
+
+/* A client connects: takes the descriptor over. */
+void session_accept(struct server *server, int fd);
+/* Ends it: replies that are queued are dropped. Freed from the loop when nothing is in flight. */
+void session_end(struct session *session, const char *why);
+
+/* To the client. An overflowing queue ends the session. */
+void session_reply(struct session *session, enum opcode opcode, uint32_t serial, const void *body, const void *tail,
+                   size_t tail_length, int fd);
+void session_error(struct session *session, uint32_t serial, enum code code, const struct problem *problem);
+/* negative errno to the code that a client sees. */
+enum code session_code(int error);
+
+/* From an opening. session_opened: the job is the session's now, or the code says why not. */
+enum code session_opened(struct session *session, const struct opening_request *request, struct job *job,
+                         const struct problem *warning, struct problem *problem);
+void session_open_failed(struct session *session);
+
+/* Events from parts and jobs. */
+void session_captured(struct session *session, struct part *part);
+void session_pushed(struct session *session, uint64_t image_offset, int32_t result);
+void session_restore_opened(struct session *session, struct restore *restore);
+void session_job_changed(struct session *session); /* waits may be answered */
+
+/* For status. */
+struct session_info {
+    uint64_t number;
+    int pid;
+    struct job *job; /* NULL: not open */
+    uint32_t rank, world;
+    const struct set *set; /* may be NULL */
+    bool push;
+    const char *push_reason;
+    bool has_step;
+    uint64_t last_step, saves, skipped;
+    bool capturing;
+};
+void session_get_info(const struct session *session, struct session_info *ret_info);
+struct session *session_next(struct server *server, struct session *after);
+
+/* Sends this segment to the client if it has not got it. */
+void session_send_segment(struct session *session, uint32_t segment);
+struct server *session_server(struct session *session);
+struct job *session_job(struct session *session);
+bool session_gone(const struct session *session);
+/* Answers are still on their way to the client. */
+bool session_sending(const struct session *session);
+/* An operation elsewhere uses the session: it is not freed before the unhold. */
+void session_hold(struct session *session);
+void session_unhold(struct session *session);
