@@ -39,7 +39,7 @@ class MemoryHandle:
 
     def close(self):
         if self.running is not None:
-            self.fence(0, 1)
+            self.fence(1)
         self.is_open = False
 
     def abandon(self):
@@ -78,7 +78,7 @@ class MemoryHandle:
                 data = pack(shard["address"], shard["extent"], shard["stride"], shard["size"])
                 self.running["tensors"][shard["name"]] = (shard["dtype"], shard["shape"], shard["flags"], data)
 
-    def save(self, step, state, to, urgent, check):
+    def save(self, step, state, to, urgent, check, slowly):
         if self.failure is not None:
             raise self.failure
         if self.store.versions and self.store.versions[-1]["step"] == step:
@@ -87,7 +87,7 @@ class MemoryHandle:
         self._take(True)
         return binding.OK
 
-    def fence(self, step, timeout):
+    def fence(self, timeout):
         self._take(False)
         for alias, target in self.aliases.items():
             self.running["tensors"][alias] = self.running["tensors"][target]

@@ -9,6 +9,7 @@ waits for it first, because a handle belongs to one thread at a time.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import pathlib
 import threading
@@ -17,6 +18,8 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_int64, c_size_t, c_uint32,
 from typing import Any, Callable, Optional, Sequence
 
 from .errors import CheckpointError, DeadlinePassed, LibraryMissing
+
+log = logging.getLogger("ckptd")
 
 OK, SKIPPED, ALREADY, NONE, PENDING = range(5)
 E_INVALID, E_MEMORY, E_UNREACHABLE, E_TIMEOUT, E_PROTOCOL, E_VERSION, E_LIMIT = range(-1, -8, -1)
@@ -41,6 +44,9 @@ DTYPE_SIZES = {
     code: 1 if code <= 5 else 2 if code <= 9 else 4 if code <= 12 else 16 if name == "c128" else 8
     for code, name in DTYPE_NAMES.items()
 }
+
+#: How long `Handle.close` waits for a call that was interrupted, in seconds.
+CLOSE_PATIENCE = 5.0
 
 #: The longest that one blocking C call is waited for before signals are served again, in seconds.
 SLICE = 0.2
@@ -231,26 +237,53 @@ class Handle:
         self._library = load()
         self._pointer = c_void_p()
         self._left: "_Call | None" = None
+        self._told = ""
         options = _sized(
             OpenOptions, rank=rank, world=world, run_id=_text(run_id), directory=_text(directory),
             socket=_text(socket), daemon=_text(daemon), open_timeout_ms=milliseconds(open_timeout),
             busy_timeout_ms=milliseconds(busy_timeout) if busy_timeout > 0 else NO_WAIT,
         )
 
-        def call() -> None:
-            self._check(self._library.ckpt_open(job.encode(), byref(options), byref(self._pointer)))
+        lock, given_up = threading.Lock(), False
 
-        self._slowly(call)
+        def call() -> None:
+            opened = c_void_p()
+            self._check(self._library.ckpt_open(job.encode(), byref(options), byref(opened)))
+            with lock:
+                if not given_up:
+                    self._pointer = opened
+                    return
+            self._library.ckpt_close(opened)
+
+        try:
+            self._slowly(call)
+        except BaseException:
+            with lock:
+                given_up = True
+            self._library.ckpt_close(self._pointer)
+            self._pointer = c_void_p()
+            raise
 
     # -- calling --
 
     def _check(self, result: int, *accepted: int) -> int:
         if result >= 0 or result in accepted:
             return result
-        sentence = (self._library.ckpt_strerror_last() or b"").decode("utf-8", "replace")
+        sentence = self._told = self._sentence()
         name = (self._library.ckpt_strerror(result) or b"").decode()
         kind = DeadlinePassed if result == E_TIMEOUT else CheckpointError
         raise kind(sentence or name or "libckpt returned %d" % result, result, name)
+
+    def _sentence(self) -> str:
+        return (self._library.ckpt_strerror_last() or b"").decode("utf-8", "replace")
+
+    def _warn(self) -> None:
+        """Logs what the library said about a call that succeeded. The sentence of an error stays until the next one,
+        so one that was told already is no news."""
+        sentence = self._sentence()
+        if sentence and sentence != self._told:
+            log.warning("%s", sentence)
+        self._told = sentence
 
     def _ready(self) -> c_void_p:
         left = self._left
@@ -280,13 +313,19 @@ class Handle:
     def is_open(self) -> bool:
         return bool(self._pointer.value)
 
-    def close(self) -> int:
-        """Closes (which fences); the fence's result. Safe to repeat."""
-        if not self._pointer.value:
-            return OK
-        pointer = self._ready()
-        self._pointer = c_void_p()
-        return self._slowly(lambda: self._check(self._library.ckpt_close(pointer)))
+    def close(self) -> None:
+        """Closes, which fences. Safe to repeat. If an interrupted call does not end soon, the handle is left to it:
+        the service notices the process's end as well."""
+        pointer, self._pointer = self._pointer, c_void_p()
+        left, self._left = self._left, None
+        if not pointer.value:
+            return
+        if left is not None:
+            left.join(CLOSE_PATIENCE)
+            if left.is_alive():
+                log.warning("closing: a call that was interrupted still runs, so the service will notice later")
+                return
+        self._slowly(lambda: self._check(self._library.ckpt_close(pointer)))
 
     def abandon(self) -> None:
         """Forgets the handle without a call: for the child of a fork, where it belongs to the parent."""
@@ -325,31 +364,24 @@ class Handle:
 
     # -- saving --
 
-    def save(self, step: int, state: bytes, to: int, urgent: bool, check: bool) -> int:
-        """OK, SKIPPED or ALREADY. An urgent save may block for long and is waited for in slices."""
+    def save(self, step: int, state: bytes, to: int, urgent: bool, check: bool, slowly: bool) -> int:
+        """OK, SKIPPED or ALREADY. `slowly`: it may block for more than a moment."""
         options = _sized(SaveOptions, to=to, state_size=len(state), urgent=urgent, check=check)
         if state:
             options.state = ctypes.cast(state, c_void_p)
         pointer = self._ready()
 
         def call() -> int:
-            return self._check(self._library.ckpt_save(pointer, step, byref(options)))
+            result = self._check(self._library.ckpt_save(pointer, step, byref(options)))
+            self._warn()
+            return result
 
-        return self._slowly(call) if urgent else call()
+        return self._slowly(call) if slowly else call()
 
-    def fence(self, step: int, timeout: float) -> None:
-        """Waits until `step`, the last one saved, is captured. A short test first; then slices that revoke
-        nothing; the library's own fence last, because only that one revokes."""
+    def fence(self, timeout: float) -> None:
+        """Waits for the last save's capture. Not in slices: the library's fence revokes the capture at its deadline."""
         pointer = self._ready()
-        end = time.monotonic() + timeout
-        while self._library.ckpt_test(pointer, step, CAPTURED, PART) == PENDING:
-            left = min(SLICE, end - time.monotonic())
-            if left <= 0:
-                break
-            result = self._library.ckpt_wait(pointer, step, CAPTURED, PART, milliseconds(left))
-            if result not in (E_TIMEOUT, PENDING):
-                break
-        self._check(self._library.ckpt_fence(pointer, milliseconds(0.001)))
+        self._slowly(lambda: self._check(self._library.ckpt_fence(pointer, milliseconds(timeout))))
 
     def wait(self, step: int, level: int, scope: int, timeout: float) -> int:
         """OK or SKIPPED (it never will be); DeadlinePassed."""
@@ -380,7 +412,9 @@ class Handle:
         pointer, opened = self._ready(), c_void_p()
 
         def call() -> int:
-            return self._check(self._library.ckpt_restore_open(pointer, byref(options), byref(opened)))
+            result = self._check(self._library.ckpt_restore_open(pointer, byref(options), byref(opened)))
+            self._warn()
+            return result
 
         return None if self._slowly(call) == NONE else Restore(self, opened)
 

@@ -202,9 +202,10 @@ class Checkpointer:
                 self.fence()
             scanned, text = self._scan()
             try:
-                self._registry.update(handle, scanned)
+                changed = self._registry.update(handle, scanned)
                 self._registry.hold()
-                result = handle.save(step, text.encode("ascii"), depth, urgent, check)
+                slowly = urgent or changed or self._registry.large_eager or self._saves.count > 0
+                result = handle.save(step, text.encode("ascii"), depth, urgent, check, slowly)
             except CheckpointError as error:
                 self._registry.release()
                 self._report(self._saves, step, error)
@@ -247,7 +248,7 @@ class Checkpointer:
                 return True
             handle, step = self._open_handle(), self._pending
             try:
-                handle.fence(step, self.fence_timeout if timeout is None else timeout)
+                handle.fence(self.fence_timeout if timeout is None else timeout)
             except CheckpointError as error:
                 self._fenced()
                 self._report(self._fences, step, error)

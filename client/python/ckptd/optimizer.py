@@ -54,6 +54,8 @@ class OptimizerSource:
     # -- saving --
 
     def scan(self) -> "tuple[list[Leaf], str]":
+        from .tensors import are_tensors
+
         self._scan_parameters()
         state = self.value.state
         keys: "list[str]" = []
@@ -67,7 +69,7 @@ class OptimizerSource:
                 counts.append(0)
                 continue
             found += 1
-            if type(entry) is dict and all(map(_is_plain_tensor, entry.values())):
+            if type(entry) is dict and are_tensors(entry.values()):
                 keys += entry.keys()
                 values += entry.values()
                 counts.append(len(entry))
@@ -226,7 +228,3 @@ class OptimizerSource:
         else:
             entry.clear()
             entry.update(values)
-
-
-def _is_plain_tensor(value: Any) -> bool:
-    return tree.is_torch(value)

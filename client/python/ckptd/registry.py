@@ -7,6 +7,13 @@ from typing import Any, Optional
 from . import arrays, binding, tree
 from .arrays import Leaf
 
+#: The library may wait inside save for the capture of larger eager arrays instead of copying them.
+LARGE_EAGER = 4 << 20
+
+#: Fenced tensors up to this many bytes are held until they are seen to have changed, because there may be tens of
+#: thousands of them (optimizers' step counters) and holding them anew at every save would take longer than the save.
+HOLD_ALWAYS = 4096
+
 
 class Registry:
     """Keeps libckpt's table equal to the leaves of the last `update`; tells it only what changed."""
@@ -18,9 +25,12 @@ class Registry:
         self._local: "list[bool]" = []
         self._known: "Optional[dict[str, tuple[Any, int]]]" = {}
         self._aliases: "dict[str, str]" = {}
-        self._fenced_torch: "list[Any]" = []
-        self._fenced_other: "list[Any]" = []
+        self._large: "list[Any]" = []
+        self._other: "list[Any]" = []
+        self._small: "list[Any]" = []
         self._held: "list[Any]" = []
+        #: Whether a save has to wait inside for eager arrays that are too large to be copied.
+        self.large_eager = False
 
     def update(self, handle: binding.Handle, scanned: "list[tuple[list[Leaf], bool]]") -> bool:
         """`scanned`: per object its leaves and whether they are this rank's own. Lists that are the same objects as the
@@ -49,9 +59,11 @@ class Registry:
         for alias, target in fresh_aliases.items():
             handle.alias(alias.encode(), target.encode())
         self._known, self._aliases, self._lists = known, aliases, lists
-        fenced = [leaf.keep for leaf in primaries if leaf.held]
-        self._fenced_torch = [value for value in fenced if tree.is_torch(value)]
-        self._fenced_other = [value for value in fenced if not tree.is_torch(value)]
+        self.large_eager = any(leaf.nbytes > LARGE_EAGER for leaf in primaries if not leaf.held)
+        fenced = [leaf for leaf in primaries if leaf.held]
+        self._other = [leaf.keep for leaf in fenced if not tree.is_torch(leaf.keep)]
+        self._large = [leaf.keep for leaf in fenced if tree.is_torch(leaf.keep) and leaf.nbytes > HOLD_ALWAYS]
+        self._small = _hold([leaf.keep for leaf in fenced if tree.is_torch(leaf.keep) and leaf.nbytes <= HOLD_ALWAYS])
         return True
 
     def _resolve(self, scanned: "list[tuple[list[Leaf], bool]]") -> "tuple[list[Leaf], dict[str, str]]":
@@ -78,14 +90,18 @@ class Registry:
 
     def hold(self) -> None:
         """Keeps all fenced memory alive, whatever the program does with its tensors, until `release`."""
-        self._held = list(self._fenced_other)
-        if self._fenced_torch:
-            from . import tensors
-
-            self._held += tensors.hold(self._fenced_torch)
+        self._held = self._other + _hold(self._large)
 
     def release(self) -> None:
         self._held = []
+
+
+def _hold(values: "list[Any]") -> "list[Any]":
+    if not values:
+        return []
+    from . import tensors
+
+    return tensors.hold(values)
 
 
 def _protect(handle: binding.Handle, leaf: Leaf) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, Iterable, Optional, Sequence
 
 import torch
 
@@ -89,27 +89,31 @@ _dtype = operator.attrgetter("dtype")
 
 
 class Fingerprint:
-    """Pointer, shape, stride and dtype of many plain tensors, compared without a Python loop."""
+    """Pointer, shape, stride and dtype of many plain tensors, compared without a Python loop and without keeping
+    what is compared: thousands of short-lived tuples would wake the garbage collector."""
 
     def __init__(self, values: "list[Any]"):
-        self.count = len(values)
-        self.facts = self._take(values)
-
-    @staticmethod
-    def _take(values: "list[Any]") -> "tuple[list[Any], ...]":
-        return (
-            list(map(_data_pointer, values)), list(map(_shape, values)), list(map(_stride, values)),
-            list(map(_dtype, values)),
-        )
+        self._count = len(values)
+        self._facts = [(take, list(map(take, values))) for take in (_data_pointer, _shape, _stride, _dtype)]
 
     def matches(self, values: "list[Any]") -> bool:
-        return len(values) == self.count and self._take(values) == self.facts
+        return len(values) == self._count and all(
+            all(map(operator.eq, map(take, values), known)) for take, known in self._facts
+        )
 
 
 def hold(values: "list[Any]") -> "list[Any]":
     """Owners of the tensors' storage, independent of what becomes of the tensors (``p.data = ...``)."""
     with torch.no_grad():
         return list(map(torch.Tensor.detach, values))
+
+
+def are_tensors(values: "Iterable[Any]") -> bool:
+    """Whether all are tensors; the common types first, because this is asked of every parameter's state."""
+    return _COMMON.issuperset(map(type, values)) or all(isinstance(value, torch.Tensor) for value in values)
+
+
+_COMMON = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 # -- DTensor --
