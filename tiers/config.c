@@ -17,7 +17,6 @@
 #include <ini.h>
 #include <limits.h>
 #include <stdarg.h>
-#include <sys/stat.h>
 
 #define CONFIG_FILE_MAX MIB(1)
 #define CONFIG_TIER_NAME_MAX 40 /* bytes, so that names stand whole in log lines */
@@ -269,18 +268,17 @@ static int load_file(const char *path, struct config *ret_config, struct problem
     CLEANUP(fclosep) FILE *file = fopen(path, "re");
     if (!file && (errno == ENOENT || errno == ENOTDIR))
         return TIER_E_ABSENT;
-    struct stat status;
-    if (!file || fstat(fileno(file), &status) < 0)
-        return problem_set(problem, -errno, "%s: cannot be read: %s", path, strerror(errno));
-    if (!S_ISREG(status.st_mode) || status.st_size > (off_t)CONFIG_FILE_MAX)
-        return problem_set(problem, -EINVAL, "%s: not a regular file of at most %llu bytes", path,
-                           (unsigned long long)CONFIG_FILE_MAX);
+    if (!file)
+        return problem_set(problem, -EINVAL, "%s: cannot be read: %s", path, strerror(errno));
     CLEANUP(freep) char *text = malloc(CONFIG_FILE_MAX + 1);
     if (!text)
         return problem_set(problem, -ENOMEM, "%s: out of memory", path);
     size_t got = fread(text, 1, CONFIG_FILE_MAX, file);
     if (ferror(file))
-        return problem_set(problem, -EIO, "%s: cannot be read", path);
+        return problem_set(problem, -EINVAL, "%s: cannot be read: %s", path, strerror(errno));
+    if (got == CONFIG_FILE_MAX)
+        return problem_set(problem, -EINVAL, "%s: is larger than %llu bytes", path,
+                           (unsigned long long)CONFIG_FILE_MAX);
     text[got] = '\0';
     if (strlen(text) != got)
         return problem_set(problem, -EINVAL, "%s: has a NUL byte, so it is no configuration", path);

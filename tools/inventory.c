@@ -56,7 +56,7 @@ static void merge(struct inventory *inventory, size_t root) {
 
 int inventory_load(const struct roots *roots, const char *job, struct inventory *ret_inventory) {
     struct inventory inventory = {.roots = roots, .job = job};
-    size_t versions = 0, generations = 0;
+    size_t versions = 0;
     for (size_t i = 0; i < roots->count; i++) {
         struct problem problem = PROBLEM_NONE;
         int r = catalog_scan(roots->items[i].tier, job, &inventory.catalogs[i], &problem);
@@ -66,14 +66,10 @@ int inventory_load(const struct roots *roots, const char *job, struct inventory 
         }
         const struct catalog *catalog = &inventory.catalogs[i];
         versions += catalog->version_count;
-        generations += catalog->generation_count;
+        inventory.generation_count += catalog->generation_count;
         if (catalog->bad)
             ctl_warn("%s: %" PRIu64 " entries of job %s cannot be read; the first: %s", root_label(roots, i),
                      catalog->bad, job, problem_text(&catalog->first_bad, -EBADMSG));
-    }
-    if (!versions && !generations) {
-        inventory_free(&inventory);
-        return ctl_fail(STATUS_ABSENT, "no root has a job \"%s\"", job);
     }
     inventory.versions = calloc(versions + 1, sizeof *inventory.versions);
     if (!inventory.versions) {
@@ -96,7 +92,11 @@ int inventory_load(const struct roots *roots, const char *job, struct inventory 
 int inventory_open(struct ctl *ctl, struct roots *ret_roots, struct inventory *ret_inventory) {
     *ret_inventory = (struct inventory){0};
     int status = roots_open(ctl, ctl->words[0], ret_roots);
-    return status == STATUS_OK ? inventory_load(ret_roots, ctl->words[0], ret_inventory) : status;
+    if (status == STATUS_OK)
+        status = inventory_load(ret_roots, ctl->words[0], ret_inventory);
+    if (status == STATUS_OK && !ret_inventory->count && !ret_inventory->generation_count)
+        return ctl_fail(STATUS_ABSENT, "no root has a job \"%s\"", ctl->words[0]);
+    return status;
 }
 
 static bool parse_version(const char *text, struct version_id *ret_id, bool *ret_exact) {

@@ -19,15 +19,16 @@ struct inventory {
     struct catalog catalogs[ROOTS_MAX];
     struct inventory_version *versions; /* ascending */
     size_t count;
+    size_t generation_count; /* over all roots */
 };
 
-/* An exit status, its sentence printed; STATUS_ABSENT: no root knows the job. */
+/* An exit status, its sentence printed. A job that no root knows has neither versions nor generations. */
 int inventory_load(const struct roots *roots, const char *job, struct inventory *ret_inventory) MUST_CHECK;
 void inventory_free(struct inventory *inventory);
 /* Finds GENERATION/STEP, STEP or "latest" (also NULL: the greatest complete one). */
 int inventory_find(const struct inventory *inventory, const char *text,
                    const struct inventory_version **ret_version) MUST_CHECK;
-/* Opens the roots and loads the job of ctl->words[0]. Both are empty on failure. */
+/* Opens the roots and loads the job of ctl->words[0]; STATUS_ABSENT: no root knows it. */
 int inventory_open(struct ctl *ctl, struct roots *ret_roots, struct inventory *ret_inventory) MUST_CHECK;
 /* The run record of a generation, and when it was last touched; NULL: no root has it. */
 const struct catalog_generation *inventory_generation(const struct inventory *inventory, uint64_t generation);

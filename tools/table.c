@@ -72,15 +72,20 @@ void table_print(const struct table *table, FILE *out) {
         if (cell > widths[column])
             widths[column] = cell;
     }
+    size_t spaces = 0; /* owed, and printed only if something follows in the line */
     for (size_t i = 0; i < table->count; i++) {
-        size_t column = i % table->columns;
-        bool last = column + 1 == table->columns;
-        int padding = (int)(widths[column] - width(table->cells[i]));
-        if (table->right & UINT32_C(1) << column)
-            fprintf(out, "%*s%s", padding, "", table->cells[i]);
-        else
-            fprintf(out, "%s%*s", table->cells[i], last ? 0 : padding, "");
-        fputs(last ? "\n" : "  ", out);
+        size_t column = i % table->columns, padding = widths[column] - width(table->cells[i]);
+        bool right = table->right & UINT32_C(1) << column;
+        spaces += right ? padding : 0;
+        if (table->cells[i][0]) {
+            fprintf(out, "%*s%s", (int)spaces, "", table->cells[i]);
+            spaces = 0;
+        }
+        spaces += (right ? 0 : padding) + 2;
+        if (column + 1 == table->columns) {
+            fputc('\n', out);
+            spaces = 0;
+        }
     }
 }
 

@@ -161,8 +161,8 @@ static int drain_job(struct ctl *ctl, const struct roots *roots, const char *job
     CLEANUP(inventory_free) struct inventory inventory = {0};
     int status = inventory_load(roots, job, &inventory);
     struct draining draining = {.ctl = ctl, .inventory = &inventory};
-    if (status == STATUS_ABSENT && !ctl->word_count)
-        return STATUS_OK;
+    if (status == STATUS_OK && ctl->word_count && !inventory.count && !inventory.generation_count)
+        return ctl_fail(STATUS_ABSENT, "no root has a job \"%s\"", job);
     for (size_t i = 0; status == STATUS_OK && i < inventory.count; i++) {
         const struct inventory_version *version = &inventory.versions[i];
         if (!is_missing(&inventory, version))

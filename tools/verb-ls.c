@@ -100,9 +100,7 @@ static int list_job(const struct roots *roots, const char *name, uint32_t mask, 
     CLEANUP(inventory_free) struct inventory inventory = {0};
     char where[512], bytes[FORMAT_MAX], age[FORMAT_MAX];
     int status = inventory_load(roots, name, &inventory);
-    if (status == STATUS_ABSENT) /* a directory without versions */
-        return STATUS_OK;
-    if (status != STATUS_OK)
+    if (status != STATUS_OK || (!inventory.count && !inventory.generation_count)) /* some directory */
         return status;
     size_t complete;
     const struct inventory_version *newest = latest(&inventory, &complete);
