@@ -12,7 +12,8 @@
 #include <errno.h>
 
 #define SETTLE_LOOK_MS 20
-#define HELD_RETRY_MS 500
+#define HELD_RETRY_MS 200
+#define DYING_MS 3000 /* a process that was just killed takes a moment to give its memory back */
 
 struct opening {
     struct session *session;
@@ -20,7 +21,7 @@ struct opening {
     struct job *job;
     struct opening_request request;
     struct loop_op op;
-    uint64_t deadline_ns, settle_ns;
+    uint64_t deadline_ns, settle_ns, dying_ns;
 
     struct config_tier lane_config;
     struct tier *tier;
@@ -120,8 +121,8 @@ static void claim_done(struct loop_op *op) {
         return;
     }
     if (opening->result == CLAIM_E_HELD) {
-        /* A heartbeat may lapse, and a process that was just killed takes a moment to end. */
-        if (loop_now(server->loop) + HELD_RETRY_MS * NANOSECONDS_PER_MS < opening->deadline_ns && opening->retry)
+        uint64_t next = loop_now(server->loop) + HELD_RETRY_MS * NANOSECONDS_PER_MS;
+        if (next < opening->deadline_ns && (opening->retry || next < opening->dying_ns))
             retry_in(opening, HELD_RETRY_MS);
         else
             opening_end(opening, CODE_E_HELD);
@@ -253,6 +254,7 @@ int opening_start(struct session *session, const struct opening_request *request
     opening->server = server;
     opening->request = *request;
     opening->deadline_ns = now + request->deadline_ms * NANOSECONDS_PER_MS;
+    opening->dying_ns = now + DYING_MS * NANOSECONDS_PER_MS;
     opening->settle_ns = now + server->config->settle_ms * NANOSECONDS_PER_MS;
     session_hold(session);
     if (!*request->directory || lane_find(server, request->directory)) {

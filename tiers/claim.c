@@ -52,14 +52,23 @@ static void forget(struct claim *claim) {
         catalog_deinit(&claim->catalogs[i]);
 }
 
-static int look(struct claim *claim) {
+static int look_at(struct claim *claim, size_t index) {
+    return catalog_scan(claim->request->tiers[index], claim->request->job, &claim->catalogs[index], claim->problem);
+}
+
+static int look_at_decider(struct claim *claim) {
     forget(claim);
-    for (size_t i = 0; i < claim->request->tier_count; i++) {
-        int r = catalog_scan(claim->request->tiers[i], claim->request->job, &claim->catalogs[i], claim->problem);
-        if (r)
-            return r;
+    return look_at(claim, (size_t)(decider_catalog(claim) - claim->catalogs));
+}
+
+/* Only who is about to decide needs them; the many who join do not. */
+static int look_at_others(struct claim *claim) {
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < claim->request->tier_count; i++) {
+        if (&claim->catalogs[i] != decider_catalog(claim))
+            r = look_at(claim, i);
     }
-    return 0;
+    return r;
 }
 
 /* Alive, by the heartbeat or by its process. -errno, 0, or 1; *ret_here: its process is alive on this host. */
@@ -242,7 +251,7 @@ static_assert((int)ATTEMPT_LOST != (int)CLAIM_E_HELD, "both are results of attem
 /* One look and, where the job is free, one attempt. */
 static int attempt(struct claim *claim, struct claim_result *result, bool *ret_retry) {
     const struct claim_request *request = claim->request;
-    int r = look(claim);
+    int r = look_at_decider(claim);
     if (r)
         return r;
     const struct catalog *catalog = decider_catalog(claim);
@@ -264,6 +273,9 @@ static int attempt(struct claim *claim, struct claim_result *result, bool *ret_r
             return refuse(claim, greatest, silent_ns);
         }
     }
+    r = look_at_others(claim);
+    if (r)
+        return r;
     struct run_record *record = &result->record;
     *record = (struct run_record){
         .pid = request->pid,
@@ -355,6 +367,10 @@ int claim_pid_start(uint32_t pid, uint64_t *ret_start) {
         at = strchr(at + 1, ' ');
     if (!at)
         return -EBADMSG;
+    /* A zombie has ended; only its parent has not looked yet, and may never. */
+    const char *state = strrchr(text, ')') + 2;
+    if (*state == 'Z' || *state == 'X')
+        return -ESRCH;
     *ret_start = strtoull(at + 1, NULL, 10);
     return 0;
 }

@@ -53,7 +53,7 @@ int claim_touch(struct tier *decider, const char *job, uint64_t generation);
  * holder as gone by an empty sibling file `run-ended`. */
 int claim_end(struct tier *decider, const char *job, uint64_t generation);
 
-/* Field 22 of /proc/PID/stat. -ESRCH: no such process. */
+/* Field 22 of /proc/PID/stat. -ESRCH: no such process, or only its zombie. */
 int claim_pid_start(uint32_t pid, uint64_t *ret_start);
 /* This host's name and boot id. */
 int claim_host(char ret_host[256], char ret_boot_id[40]);
