@@ -65,7 +65,7 @@ int catalog_check(struct tier *tier, const char *job, struct version_id version,
  * -EBADMSG: wrong bytes. Blocking. */
 int catalog_read_chunk(struct tier_file *file, const struct manifest *manifest, uint32_t index, void *data,
                        void *scratch, struct problem *problem) MUST_CHECK;
-/* Reads every chunk and checks every digest. */
+/* Reads every chunk and checks every digest. TIER_E_ABSENT: there is no such part. */
 int catalog_verify_part(struct tier *tier, const char *job, struct version_id version, uint32_t rank,
                         struct problem *problem) MUST_CHECK;
 /* A bad copy: renames rank-N.json to rank-N.json.bad, and complete.json likewise, so that nobody chooses it. */

@@ -101,6 +101,10 @@ static int posix_open(void *self, const char *path, struct tier_file *file) {
         return -EISDIR;
     if (!S_ISREG(status.st_mode))
         return -EBADMSG;
+    /* But not for the reads: io_uring takes it as leave to answer -EAGAIN on file systems that cannot
+     * read without waiting, which are the network ones. */
+    if (fcntl(fd, F_SETFL, 0) < 0)
+        return -errno;
     /* Small files are manifests: not worth a second open on a parallel file system. */
     file->direct_fd = (uint64_t)status.st_size >= MIB(1) ? open_direct(posix, fd, O_RDONLY) : -1;
     file->fd = steal_fd(&fd);

@@ -164,18 +164,18 @@ static int unlink_entry(const struct sweep *sweep, const char *directory, const 
     return r ? tier_problem(sweep->problem, sweep->tier, r, "remove", path) : 0;
 }
 
-/* Removes a trash directory and what is in it. */
-static int empty_trash(const struct sweep *sweep, const char *trash, const struct tier_entries *entries) {
+/* Removes a directory and what was found in it. */
+static int remove_with_files(const struct sweep *sweep, const char *directory, const struct tier_entries *entries) {
     for (size_t i = 0; i < entries->count; i++) {
-        int r = unlink_entry(sweep, trash, &entries->items[i]);
+        int r = unlink_entry(sweep, directory, &entries->items[i]);
         if (r)
             return r;
     }
-    int r = tier_remove_directory(sweep->tier, trash);
+    int r = tier_remove_directory(sweep->tier, directory);
     /* Not empty: somebody has a file open over NFS, which keeps a name for it. The next sweep comes again. */
     if (r == TIER_E_ABSENT || r == -ENOTEMPTY)
         return 0;
-    return r ? tier_problem(sweep->problem, sweep->tier, r, "remove", trash) : 0;
+    return r ? tier_problem(sweep->problem, sweep->tier, r, "remove", directory) : 0;
 }
 
 static int consider_trash(const struct sweep *sweep, const struct tier_entry *entry, struct version_id version,
@@ -193,7 +193,7 @@ static int consider_trash(const struct sweep *sweep, const struct tier_entry *en
         return tier_problem(sweep->problem, sweep->tier, r, "list", trash);
     if (pin_holds(sweep->tier, trash, &entries))
         return put_back(sweep, trash, version);
-    return empty_trash(sweep, trash, &entries);
+    return remove_with_files(sweep, trash, &entries);
 }
 
 static int empty_old_trash(const struct sweep *sweep, uint64_t grace_ms) {
@@ -213,6 +213,40 @@ static int empty_old_trash(const struct sweep *sweep, uint64_t grace_ms) {
         }
         uint64_t grace_ns = min_u64(grace_ms, INT64_MAX / NANOSECONDS_PER_MS) * NANOSECONDS_PER_MS;
         r = consider_trash(sweep, &entries.items[i], version, now_ns - (int64_t)min_u64(grace_ns, (uint64_t)now_ns));
+        if (r)
+            return r;
+    }
+    return 0;
+}
+
+/* A dead run of which no version is left: its directory only costs every scan a little more. What
+ * does not belong there keeps the directory. */
+static int prune_generation(const struct sweep *sweep, uint64_t generation) {
+    char directory[TIER_PATH_MAX];
+    CLEANUP(tier_entries_deinit) struct tier_entries entries = {0};
+    layout_generation(sweep->job, generation, directory);
+    int r = tier_list(sweep->tier, directory, &entries);
+    if (r)
+        return r < 0 ? tier_problem(sweep->problem, sweep->tier, r, "list", directory) : 0;
+    for (size_t i = 0; i < entries.count; i++) {
+        const char *name = entries.items[i].name;
+        if (entries.items[i].is_directory || strncmp(name, "run", 3) != 0)
+            return 0;
+    }
+    return remove_with_files(sweep, directory, &entries);
+}
+
+static int prune_generations(const struct sweep *sweep, const struct catalog *catalog, uint64_t current) {
+    size_t version = 0;
+    /* Not the greatest: the next run counts from there. */
+    for (size_t i = 0; i + 1 < catalog->generation_count; i++) {
+        uint64_t generation = catalog->generations[i].generation;
+        while (version < catalog->version_count && catalog->versions[version].id.generation < generation)
+            version++;
+        bool is_empty = version == catalog->version_count || catalog->versions[version].id.generation != generation;
+        if (generation >= current || !is_empty)
+            continue;
+        int r = prune_generation(sweep, generation);
         if (r)
             return r;
     }
@@ -243,6 +277,8 @@ int retention_sweep(struct tier *tier, const char *job, const struct retention_p
         removed += r == 0;
     }
     r = empty_old_trash(&sweep, policy->trash_grace_ms);
+    if (r == 0)
+        r = prune_generations(&sweep, &catalog, current);
     if (r)
         return r;
     *ret_removed = removed;
@@ -270,5 +306,5 @@ int retention_remove(struct tier *tier, const char *job, struct version_id versi
     r = tier_list(tier, trash, &entries);
     if (r)
         return r < 0 ? tier_problem(problem, tier, r, "list", trash) : 0;
-    return empty_trash(&sweep, trash, &entries);
+    return remove_with_files(&sweep, trash, &entries);
 }

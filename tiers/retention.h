@@ -30,7 +30,8 @@ int retention_choose(const struct catalog *catalog, const struct retention_polic
                      struct retention_busy busy, struct version_id **ret_victims, size_t *ret_count) MUST_CHECK;
 
 /* Scan, choose, rename to trash, and empty trash directories older than the grace (by the file
- * system's clock). *ret_removed counts versions renamed to trash. */
+ * system's clock); directories of generations older than `current` that hold no version any more
+ * go too. *ret_removed counts versions renamed to trash. */
 int retention_sweep(struct tier *tier, const char *job, const struct retention_policy *policy, uint64_t current,
                     struct retention_busy busy, uint64_t nonce, uint32_t *ret_removed,
                     struct problem *problem) MUST_CHECK;

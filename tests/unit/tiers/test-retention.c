@@ -283,6 +283,42 @@ static void test_reap(void **state) {
         assert_fine(catalog_check(tier, TEST_JOB, (struct version_id){generation, 1}, &problem), &problem);
 }
 
+static bool is_there(struct tier *tier, const char *path) {
+    char job[256], whole[300];
+    struct tier_entry entry;
+    assert_int_equal(job_escape(TEST_JOB, job, NULL), 0);
+    snprintf(whole, sizeof whole, "%s/%s", job, path);
+    return tier_stat(tier, whole, &entry) == 0;
+}
+
+/* Directories of dead runs go with their last version; what is not ours stays, and the greatest stays. */
+static void test_prune(void **state) {
+    struct tier *tier = tier_of(state);
+    char job[256], path[300];
+    assert_int_equal(job_escape(TEST_JOB, job, NULL), 0);
+    for (unsigned generation = 1; generation <= 5; generation++) {
+        snprintf(path, sizeof path, "%s/%u", job, generation);
+        assert_int_equal(tier_make_directories(tier, path), 0);
+        snprintf(path, sizeof path, "%s/%u/run", job, generation);
+        assert_int_equal(tier_write_file(tier, path, "x", 1), 0);
+        snprintf(path, sizeof path, "%s/%u/run-ended", job, generation);
+        assert_int_equal(tier_write_file(tier, path, "", 0), 0);
+    }
+    make_version(tier, (struct version_id){2, 1}, 1);
+    snprintf(path, sizeof path, "%s/3/notes", job);
+    assert_int_equal(tier_write_file(tier, path, "x", 1), 0);
+    struct retention_policy policy = {.keep = 1};
+    uint32_t removed;
+    struct problem problem = PROBLEM_NONE;
+    struct retention_busy none = {0};
+    assert_fine(retention_sweep(tier, TEST_JOB, &policy, 4, none, 1, &removed, &problem), &problem);
+    assert_false(is_there(tier, "1"));
+    assert_true(is_there(tier, "2/run") && is_there(tier, "3/run") && is_there(tier, "4/run"));
+    assert_fine(retention_sweep(tier, TEST_JOB, &policy, 9, none, 1, &removed, &problem), &problem);
+    assert_true(is_there(tier, "2/run") && is_there(tier, "3/run") && is_there(tier, "5/run"));
+    assert_false(is_there(tier, "4"));
+}
+
 /* Every operation fails once: nothing that must stay goes, and the next sweep finishes. */
 static void test_fail_everywhere(void **state) {
     for (unsigned n = 1;; n++) {
@@ -373,6 +409,7 @@ int main(void) {
         BOTH(test_pinned_in_trash),
         BOTH(test_remove),
         BOTH(test_reap),
+        BOTH(test_prune),
         cmocka_unit_test(test_fail_everywhere),
         cmocka_unit_test_setup_teardown(test_two_daemons, setup, teardown),
     };

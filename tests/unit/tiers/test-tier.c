@@ -386,6 +386,10 @@ static void test_posix_strangers(void **state) {
     snprintf(path, sizeof path, "%s/t/fifo", sandbox.path);
     assert_int_equal(mkfifo(path, 0600), 0);
     assert_int_equal(tier_open(tier, "fifo", &file), -EBADMSG);
+    write_file(tier, "f", "x");
+    assert_int_equal(tier_open(tier, "f", &file), 0);
+    assert_false(fcntl(file.fd, F_GETFL) & O_NONBLOCK);
+    assert_int_equal(tier_close(&file), 0);
     snprintf(path, sizeof path, "%s/t/link", sandbox.path);
     assert_int_equal(symlink("/etc/passwd", path), 0);
     assert_int_equal(tier_open(tier, "link", &file), -ELOOP);
