@@ -54,7 +54,7 @@ uint32_t image_find(const struct image_layout *layout, const struct shards *shar
 
 /*
  * Pieces: the table that manifests and complete.json carry, one per stored tensor piece, and what
- * a restore reads. As JSON (one object per piece, compact keys); FORMAT.md has the fields.
+ * a restore reads. As JSON, one object on one line per piece; FORMAT.md has the fields.
  */
 struct piece {
     char *name;   /* the tensor's true name */

@@ -32,6 +32,8 @@ BODY(message_captured, 16);
 BODY(message_push, 32);
 BODY(message_pushed, 16);
 BODY(message_missed, 8);
+BODY(message_fence, 8);
+BODY(message_fence, 8);
 BODY(message_wait, 24);
 BODY(message_restore_open, 32);
 BODY(message_restore_opened, 32);

@@ -165,6 +165,13 @@ struct message_missed {
     uint64_t step;
 };
 
+/* The client waits in its fence for a save with SAVE_CHECK: re-read the memory now and compare, then
+ * let the word reach the image's size. Not answered; the CAPTURED event comes. */
+struct message_fence {
+    uint16_t counter;
+    uint16_t reserved[3];
+};
+
 enum wait_scope { WAIT_PART = 0, WAIT_VERSION = 1 };
 
 struct message_wait {

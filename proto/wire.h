@@ -31,8 +31,8 @@ struct wire_message {
     size_t tail_length;
 };
 
-/* Builds a packet: copies body and tail. fd -1: none; the packet only borrows it for sending
- * (wire_packet_deinit does not close it: `owns` false). */
+/* Builds a packet: copies body and tail. fd -1: none; it is only borrowed until the packet was sent,
+ * and packet->fd stays -1, so that wire_packet_close() does not close it. */
 void wire_pack(struct wire_packet *packet, enum opcode opcode, uint32_t serial, const void *body, const void *tail,
                size_t tail_length, int fd);
 /* Prepares packet->header for recvmsg into packet->data, or sendmsg from it. */

@@ -3,11 +3,12 @@
 """check_version.py WRITE_VERSION SOURCE_DIRECTORY: has write-version make a version, raw and LZ4, and
 reads it by means that share no code with it: a parser of safetensors as its documentation describes
 the format, the package of that name where it is installed, and proto/read_checkpoint.py, which must
-be the one that proto/FORMAT.md shows."""
+be the one that proto/FORMAT.md shows. And whether proto/PROTOCOL.md has the table of messages."""
 import importlib.util
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -180,10 +181,23 @@ def check_document(source):
         assert '```python\n' + program + '```\n' in file.read(), 'FORMAT.md shows another read_checkpoint.py'
 
 
+def check_protocol(source):
+    """PROTOCOL.md has every message of messages.def, with its number, direction and states."""
+    with open(os.path.join(source, 'proto/messages.def'), encoding='utf-8') as file:
+        table = re.findall(r'^MESSAGE\( *(\d+), (\w+), +\w+, +([CD]), ([A-Z|]+),', file.read(), re.MULTILINE)
+    with open(os.path.join(source, 'proto/PROTOCOL.md'), encoding='utf-8') as file:
+        rows = re.findall(r'^\| (\d+) \| ([→←]) (\w+) \| ([A-Z, ]*?) ?\|', file.read(), re.MULTILINE)
+    assert table
+    assert [(number, '→' if side == 'C' else '←', name, '' if states == 'ANY' else states.replace('|', ', '))
+            for number, name, side, states in table] == [(number, arrow, name, states)
+                                                         for number, arrow, name, states in rows]
+
+
 def main():
     sys.dont_write_bytecode = True
     writer, source = sys.argv[1:]
     check_document(source)
+    check_protocol(source)
     with tempfile.TemporaryDirectory() as directory:
         for codec in 'raw', 'lz4':
             version = os.path.join(directory, codec)
