@@ -276,10 +276,15 @@ static bool version_busy(struct version *version) {
 bool job_unsettled(struct job *job) {
     struct version *version;
     struct part *part;
-    TAILQ_FOREACH(version, &job->versions, link)
-    TAILQ_FOREACH(part, &version->parts, link)
-    if (!part->durable && !part_idle(part))
-        return true;
+    TAILQ_FOREACH(version, &job->versions, link) {
+        TAILQ_FOREACH(part, &version->parts, link)
+        if (!part->durable && !part_idle(part))
+            return true;
+        /* Its parts are there, and it is just being declared complete. */
+        for (uint32_t i = 0; i < job->lane_count; i++)
+            if (loop_op_busy(&version->lanes[i].op))
+                return true;
+    }
     return false;
 }
 

@@ -69,6 +69,8 @@ static int capture_leaf(struct part *part, uint64_t offset, size_t length, const
  * that was registered. */
 static int capture_advance(struct part *part, uint64_t to) {
     struct capture *capture = &part->capture;
+    if (to == part->source.image_size && part->check && !capture->checking)
+        return 0; /* after the second reading */
     if (to == part->source.image_size && !source_valid(&part->source))
         return problem_set(&capture->problem, -ESRCH, "process %d ended before its save was captured",
                            part->source.peer->pid);
@@ -96,6 +98,54 @@ static int capture_chunk(struct part *part, uint32_t index) {
     memset(chunk->buffer->data + chunk->length, 0, chunk->buffer->size - chunk->length);
     digest_fold(leaves, leaf_count, &chunk->digest);
     return 0;
+}
+
+/* Check mode: reads a chunk again and compares. A window's chunks have left memory, their digests not. */
+static int check_chunk(struct part *part, uint32_t index, uint8_t *scratch) {
+    const struct chunk *chunk = &part->chunks[index];
+    struct digest leaves[LEAVES_MAX], digest;
+    size_t leaf_count = 0;
+    for (size_t at = 0; at < chunk->length; at += DIGEST_LEAF_SIZE) {
+        size_t length = (size_t)min_u64(DIGEST_LEAF_SIZE, chunk->length - at);
+        int r = capture_leaf(part, chunk_offset(part, index) + at, length, NULL, scratch, &leaves[leaf_count++]);
+        if (r)
+            return r;
+    }
+    digest_fold(leaves, leaf_count, &digest);
+    if (digest_equal(&digest, &chunk->digest))
+        return 0;
+    /* The first tensor in the chunk that differs, if the chunk is still in memory; else the first in it. */
+    uint64_t offset = chunk_offset(part, index);
+    for (size_t at = 0; !part->windowed && chunk->buffer && at < chunk->length; at += DIGEST_LEAF_SIZE) {
+        size_t length = (size_t)min_u64(DIGEST_LEAF_SIZE, chunk->length - at), same = 0;
+        if (source_fill(&part->source, chunk_offset(part, index) + at, length, scratch, &part->capture.problem))
+            break;
+        while (same < length && scratch[same] == chunk->buffer->data[at + same])
+            same++;
+        offset = chunk_offset(part, index) + at + same;
+        if (same < length)
+            break;
+    }
+    struct shard shard = {.name = "the inline state"};
+    const struct set *set = part->source.set;
+    uint32_t where = image_find(&set->layout, set->shards, max_u64(offset, set->layout.data_start));
+    if (where < set->layout.ordered_count)
+        shards_get(set->shards, set->layout.order[where], &shard);
+    return problem_set(&part->capture.problem, -EFAULT,
+                       "the memory of %.200s changed between save and fence: move the change after the fence, or "
+                       "protect it with CKPT_EAGER",
+                       shard.name);
+}
+
+static void check_run(struct loop_op *op) {
+    struct part *part = CONTAINER_OF(op, struct part, capture.op);
+    CLEANUP(freep) uint8_t *scratch = malloc(DIGEST_LEAF_SIZE);
+    int r = scratch ? 0 : -ENOMEM;
+    for (uint32_t i = 0; !r && i < part->chunk_count; i++)
+        r = check_chunk(part, i, scratch);
+    if (!r)
+        r = capture_advance(part, part->source.image_size);
+    part->capture.result = r;
 }
 
 static void capture_run(struct loop_op *op) {
@@ -202,8 +252,10 @@ static void capture_done(struct loop_op *op) {
         capture_over(part, capture->result);
         return;
     }
-    part->captured += capture->count;
-    if (part->captured == part->chunk_count) {
+    if (!capture->checking)
+        part->captured += capture->count;
+    bool to_be_checked = part->check && !capture->checking;
+    if (part->captured == part->chunk_count && !to_be_checked) {
         capture_over(part, 0);
         return;
     }
@@ -220,6 +272,14 @@ void part_capture_next(struct part *part) {
     struct capture *capture = &part->capture;
     if (part->state != PART_CAPTURING || loop_op_busy(&capture->op) || (part->push && !part->push_area))
         return;
+    if (part->captured == part->chunk_count) {
+        /* Nobody is left to change shared memory; private memory cannot be read any more. */
+        if (!part->fenced && part->session)
+            return;
+        capture->checking = true;
+        loop_work(part->server->loop, &capture->op, part->server->capturers, check_run, capture_done);
+        return;
+    }
     capture->first = part->captured;
     capture->count = 0;
     uint32_t most = part->push ? 1 : CAPTURE_CHUNKS;
@@ -247,8 +307,15 @@ int part_push(struct part *part, struct area *area, uint64_t area_offset, uint64
     return 0;
 }
 
+void part_fence(struct part *part) {
+    part->fenced = true;
+    part_capture_next(part);
+}
+
 void part_session_gone(struct part *part) {
     part->session = NULL;
+    if (part->check)
+        part_capture_next(part);
     if (part->push && part->state == PART_CAPTURING && !loop_op_busy(&part->capture.op)) {
         part->capture.pushed = NULL;
         capture_over(part,
@@ -314,6 +381,7 @@ int part_new(struct version *version, const struct part_options *options, struct
     part->windowed = pool_bytes(size) > usage.limit;
     part->urgent = options->urgent;
     part->push = options->set->push;
+    part->check = options->check && !part->push;
     part->waiter.fn = room_came;
     TAILQ_INSERT_TAIL(&version->parts, part, link);
 

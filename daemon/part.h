@@ -45,7 +45,7 @@ struct capture {
     uint64_t watermark;    /* the word's, as we left it */
     int result;            /* 0, -ECANCELED (the word was moved), or the source's error */
     struct problem problem;
-    bool header_made;
+    bool header_made, checking;
 };
 
 struct part {
@@ -65,6 +65,7 @@ struct part {
     uint32_t captured; /* contiguous chunks */
     uint64_t reserved; /* of the pool; 0 once released */
     bool windowed, urgent, push;
+    bool check, fenced; /* check mode: the last advance waits for the fence, then for a second reading */
     struct capture capture;
     struct pool_waiter waiter;
     struct area *push_area;
@@ -85,7 +86,7 @@ struct part_options {
     struct peer *peer;
     struct area *state_area;
     uint64_t state_offset, state_length;
-    bool urgent, forked;
+    bool urgent, forked, check;
     enum level to; /* LEVEL_NONE: all */
 };
 
@@ -103,6 +104,8 @@ void part_capture_next(struct part *part);
 /* The next chunk, pushed by the client. -EPROTO: not the one that is due. The answer goes through session_pushed(). */
 int part_push(struct part *part, struct area *area, uint64_t area_offset, uint64_t image_offset,
               uint32_t length) MUST_CHECK;
+/* The client waits in its fence (check mode): the second reading may begin. */
+void part_fence(struct part *part);
 /* The client is gone: a pushed capture cannot go on; others do, as long as their source can be read. */
 void part_session_gone(struct part *part);
 

@@ -587,6 +587,7 @@ static void save_try(struct session *session) {
         .state_length = message->state_length,
         .urgent = message->flags & SAVE_URGENT,
         .forked = message->forks > 0,
+        .check = message->flags & SAVE_CHECK,
         .to = message->to,
     };
     struct part *part;
@@ -1108,6 +1109,10 @@ static void handle(struct session *session, const struct wire_message *message) 
         break;
     case MESSAGE_PUSH:
         handle_push(session, body);
+        break;
+    case MESSAGE_FENCE:
+        if (session->part && session->part->counter == ((const struct message_fence *)body)->counter)
+            part_fence(session->part);
         break;
     case MESSAGE_MISSED:
         handle_missed(session, message->serial, body);
