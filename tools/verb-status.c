@@ -11,6 +11,8 @@ static void print_head(json_t *status) {
            json_number(status, "pid"), json_number(status, "uid"),
            format_duration(json_number(status, "uptime_s") * 1000, uptime), json_text(status, "loop", "?"),
            json_text(status, "socket", "?"));
+    if (json_flag(status, "stopping"))
+        puts("it is ending: it drains to the local level, and takes no new jobs");
     const char *config = json_text(status, "config", "");
     printf("config %s\n", config[0] ? config : "none, the defaults");
 }
@@ -41,7 +43,7 @@ static void print_tiers(json_t *status) {
         table_cell(&table, "%s", format_bytes(json_number(tier, "bytes_read"), text));
         table_cell(&table, "%" PRIu64, json_number(tier, "errors"));
         table_cell(&table, "%" PRIu64, json_number(tier, "stuck_workers"));
-        table_cell(&table, "%s", format_bytes(json_number(tier, "free"), text));
+        table_cell(&table, "%s", json_object_get(tier, "free") ? format_bytes(json_number(tier, "free"), text) : "-");
         table_cell(&table, "%s", json_text(tier, "codec", "?"));
         table_cell(&table, "%s", json_text(tier, "root", ""));
     }

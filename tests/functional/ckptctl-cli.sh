@@ -12,6 +12,20 @@ for verb in $verbs; do
     expect 0 "$verb" --help
     says "usage: ckptctl $verb"
 done
+
+# The manual has every verb, and every option; that of the library every function.
+source=$CKPTCTL_TESTS/../..
+for verb in $verbs; do
+    grep -qE "^\\*$verb\\*( |\$)" "$source/man/ckptctl.1.scd" || fail "ckptctl(1) lacks $verb"
+    expect 0 help "$verb"
+    for option in $(sed -n 's/^  .*\(--[a-z]*\).*/\1/p' out); do
+        [[ $option == --help || $option == --version || $option == --output ]] ||
+            grep -qF "*$option*" "$source/man/ckptctl.1.scd" || fail "ckptctl(1) lacks $option"
+    done
+done
+for function in $(sed -n 's/^CKPT_PUBLIC .*[ *]\(ckpt_[a-z_]*\)(.*/\1/p' "$source/client/ckpt.h"); do
+    grep -qF "*$function*(" "$source/man/ckpt.3.scd" || fail "ckpt(3) lacks $function"
+done
 expect 0 --version
 says 'ckptctl 0.'
 got=0
