@@ -14,6 +14,7 @@ Everything lies in one private directory, which is removed at the end, unless --
 """
 
 import argparse
+import collections
 import getpass
 import hashlib
 import importlib.util
@@ -309,18 +310,18 @@ def report(directory, watcher, lost):
     steps = [entry for entry in entries if "step" in entry]
     reference = [entry["step_ms"] for entry in read_lines(directory / "reference" / "times.jsonl") if "step" in entry]
     step_ms = median(entry["step_ms"] for entry in steps)
-    taken = sum(entry["taken"] for entry in steps)
+    results = collections.Counter(entry["saved"] for entry in steps)
 
     saved_at, generation = {}, None
     for entry in entries:
         if "resumed" in entry:
             generation = entry["generation"]
-        elif entry["taken"]:
+        elif entry["saved"] == "saved":
             saved_at[generation, entry["step"]] = entry["at"]
 
     rows = [
         ("steps", f"{len(reference)}, and {sum(lost)} done again after kills"),
-        ("checkpoints", f"{taken} taken, {len(steps) - taken} skipped"),
+        ("checkpoints", f"{results['saved']} taken, {results['skipped']} skipped, {results['failed']} failed (no daemon)"),
         ("step, median", f"{step_ms:.1f} ms; without checkpoints {median(reference):.1f} ms"),
     ]
     for label, key in (("in save", "save_ms"), ("in the fence", "fence_ms")):

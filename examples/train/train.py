@@ -13,7 +13,7 @@ What ckptd needs of a training loop stands between the two lines of dashes in tr
 Into --out it writes
   losses.jsonl  {"step", "loss"}: one line per step, synced before the step's checkpoint is taken;
                 a resumed run drops the lines from its resume step on
-  times.jsonl   {"step", "at", "step_ms", "save_ms", "fence_ms", "taken"}, and {"resumed", "generation",
+  times.jsonl   {"step", "at", "step_ms", "save_ms", "fence_ms", "saved"}, and {"resumed", "generation",
                 "open_ms", "restore_ms"} once per start: appended, never dropped
   final.json    SHA-256 of every tensor of the final state
 """
@@ -184,7 +184,7 @@ class NoCheckpointer:
         pass
 
     def save(self, step, to):
-        return False
+        return None
 
 
 def checkpointer(args, **objects):
@@ -262,7 +262,7 @@ def train(args):
                 step_ms=milliseconds_since(began),
                 save_ms=save_ms,
                 fence_ms=fence_ms,
-                taken=bool(saved),
+                saved=saved and saved.value,
             )
             if not args.quiet:
                 print(f"step {step:4}  loss {loss:.4f}", flush=True)
