@@ -1,0 +1,344 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A session that saves: its shared areas, its registered set, admission, pushes. */
+#include "daemon/session-state.h"
+
+#include <errno.h>
+#include <sys/mman.h>
+
+#define URGENT_WAIT_MS 86400000 /* an urgent save waits: its client's deadline ends that */
+
+/* ---- areas and sets ---- */
+
+void session_handle_area(struct session *session, uint32_t serial, const struct message_area *message) {
+    struct problem problem = PROBLEM_NONE;
+    int r = 0;
+    if (message->area >= AREAS_MAX || session->areas[message->area])
+        r = problem_set(&problem, -EINVAL, "area %u is in use, or over the limit of %d areas", message->area,
+                        AREAS_MAX);
+    if (!r)
+        r = area_new(message->area, session->incoming.fd, message->size, &session->areas[message->area], &problem);
+    if (r < 0)
+        session_error(session, serial, session_code(r), &problem);
+    else
+        session_reply_ok(session, serial);
+}
+
+void session_handle_area_drop(struct session *session, uint32_t serial, const struct message_area_drop *message) {
+    if (message->area < AREAS_MAX && session->areas[message->area])
+        area_unref(STEAL(session->areas[message->area])); /* sets and captures hold their own references */
+    session_reply_ok(session, serial);
+}
+
+struct registration {
+    struct loop_op op;
+    struct session *session;
+    uint32_t serial;
+    struct message_register message;
+    void *table;
+    struct area *areas[AREAS_MAX]; /* as they are now: the session may end meanwhile */
+    struct set *set;
+    int result, probe;
+    struct problem problem, probe_problem;
+};
+
+static void register_run(struct loop_op *op) {
+    struct registration *registration = CONTAINER_OF(op, struct registration, op);
+    struct session *session = registration->session;
+    const struct message_register *message = &registration->message;
+    const struct image_identity identity = {.job = session->job->name, .rank = session->rank, .world = session->world};
+    const struct set_options options = {
+        .number = message->set,
+        .count = message->count,
+        .push = message->flags & REGISTER_PUSH,
+        .identity = &identity,
+        .areas = registration->areas,
+    };
+    registration->result =
+        set_new(registration->table, message->table_size, &options, &registration->set, &registration->problem);
+    if (registration->result || !registration->set->has_private)
+        return;
+    registration->set->nonce_address = message->nonce_address;
+    registration->set->nonce = message->nonce;
+    registration->probe =
+        peer_probe(session->peer, message->nonce_address, message->nonce, &registration->probe_problem);
+}
+
+static void register_done(struct loop_op *op) {
+    struct registration *registration = CONTAINER_OF(op, struct registration, op);
+    struct session *session = registration->session;
+    struct set *set = registration->set;
+    munmap(registration->table, max_u64(registration->message.table_size, 1));
+    for (size_t i = 0; i < AREAS_MAX; i++)
+        if (registration->areas[i])
+            area_unref(registration->areas[i]);
+    if (session->ended) {
+        if (set)
+            set_unref(set);
+    } else if (registration->result < 0) {
+        session_error(session, registration->serial, session_code(registration->result), &registration->problem);
+    } else {
+        struct message_registered registered = {.set = set->number, .image_size = image_size(&set->layout, 0)};
+        const char *why = "";
+        if (registration->probe < 0) {
+            registered.flags = REGISTERED_PRIVATE_REFUSED;
+            why = registration->probe_problem.text;
+            session->push_reason = registration->probe_problem;
+            log_warning(session->server->log, "private memory cannot be read, the client must push: %s job=%s rank=%u",
+                        why, session->job->name, session->rank);
+            set_unref(set);
+        } else {
+            session_drop_set(session);
+            session->set = set;
+        }
+        session_reply(session, MESSAGE_REGISTERED, registration->serial, &registered, why, strlen(why), -1);
+    }
+    free(registration);
+    session->suspended = false;
+    session_receive_next(session);
+    session_unhold(session);
+}
+
+void session_handle_register(struct session *session, uint32_t serial, const struct message_register *message) {
+    struct problem problem = PROBLEM_NONE;
+    void *table = NULL;
+    int r = 0;
+    if (message->table_size > SHARDS_TABLE_MAX || message->count > SHARDS_COUNT_MAX)
+        r = problem_set(&problem, -E2BIG, "a set of %u shards in %llu bytes is over the limit (%d shards, %llu bytes)",
+                        message->count, (unsigned long long)message->table_size, SHARDS_COUNT_MAX,
+                        (unsigned long long)SHARDS_TABLE_MAX);
+    if (!r)
+        r = wire_map(session->incoming.fd, max_u64(message->table_size, 1), true, &table, &problem);
+    struct registration *registration = r ? NULL : calloc(1, sizeof *registration);
+    if (!r && !registration) {
+        munmap(table, max_u64(message->table_size, 1));
+        r = problem_set(&problem, -ENOMEM, "out of memory");
+    }
+    if (r < 0) {
+        session_error(session, serial, session_code(r), &problem);
+        return;
+    }
+    registration->session = session;
+    registration->serial = serial;
+    registration->message = *message;
+    registration->table = table;
+    for (size_t i = 0; i < AREAS_MAX; i++)
+        registration->areas[i] = session->areas[i] ? area_ref(session->areas[i]) : NULL;
+    session->suspended = true;
+    session_hold(session);
+    loop_work(session->server->loop, &registration->op, session->server->names, register_run, register_done);
+}
+
+/* ---- saves ---- */
+
+void session_captured(struct session *session, struct part *part) {
+    if (session->part == part)
+        session->part = NULL;
+    bool good = part->state == PART_CAPTURED;
+    struct message_captured captured = {
+        .step = part->version->id.step,
+        .result = good ? CODE_OK : CODE_E_LOST,
+        .counter = part->counter,
+    };
+    session_reply(session, MESSAGE_CAPTURED, 0, &captured, part->problem.text, good ? 0 : strlen(part->problem.text),
+                  -1);
+    if (session->save.active)
+        session_save_try(session);
+}
+
+void session_pushed(struct session *session, uint64_t image_offset, int32_t result) {
+    if (!session->pusher)
+        return;
+    struct message_pushed pushed = {.image_offset = image_offset, .result = result};
+    session_reply(session->pusher, MESSAGE_PUSHED, 0, &pushed, NULL, 0, -1);
+}
+
+/* What went wrong with earlier versions is told once to each session. */
+static const char *take_report(struct session *session) {
+    if (session->report_number == session->job->report_number)
+        return "";
+    session->report_number = session->job->report_number;
+    return session->job->report.text;
+}
+
+static void save_answer(struct session *session, int result, uint64_t image_size, const char *tail) {
+    struct pending_save *save = &session->save;
+    struct message_saved saved = {.result = result, .image_size = image_size};
+    pool_unwait(session->server->pool, &save->waiter);
+    loop_cancel(session->server->loop, &save->timer);
+    save->active = false;
+    session_reply(session, MESSAGE_SAVED, save->serial, &saved, tail, strlen(tail), -1);
+    session->suspended = false;
+    session_receive_next(session);
+}
+
+static void save_refuse(struct session *session, enum code code, const struct problem *problem) {
+    struct pending_save *save = &session->save;
+    pool_unwait(session->server->pool, &save->waiter);
+    loop_cancel(session->server->loop, &save->timer);
+    save->active = false;
+    session_error(session, save->serial, code, problem);
+    session->suspended = false;
+    session_receive_next(session);
+}
+
+static void save_skip(struct session *session) {
+    struct version_id id = {session->job->run.generation, session->save.message.step};
+    struct version *version = job_find_version(session->job, id);
+    session->skipped++;
+    session->server->counters.saves_skipped++;
+    if (version)
+        version_absent(version, session->rank, "skipped: no room in the pool");
+    save_answer(session, CODE_SKIPPED, 0,
+                "no room in the pool: the tiers are slower than the saves, or the pool is small");
+}
+
+static void save_timer_start(struct session *session);
+
+/* Also after a cancellation: by then the next save may be waiting, for which it starts again. */
+static void save_timer_elapsed(struct loop_op *op) {
+    struct session *session = CONTAINER_OF(op, struct session, save.timer);
+    if (session->save.active && !session->ended) {
+        if (loop_now(session->server->loop) >= session->save.deadline_ns)
+            save_skip(session);
+        else
+            save_timer_start(session);
+    }
+    session_unhold(session);
+}
+
+static void save_timer_start(struct session *session) {
+    if (loop_op_busy(&session->save.timer))
+        return;
+    session_hold(session);
+    loop_timer(session->server->loop, &session->save.timer, session->save.deadline_ns, save_timer_elapsed);
+}
+
+static void save_room(struct pool_waiter *waiter) {
+    session_save_try(CONTAINER_OF(waiter, struct session, save.waiter));
+}
+
+static int check_save(struct session *session, const struct message_save *message, struct area **ret_state_area,
+                      struct problem *problem) {
+    if (!session->set || session->set->number != message->set)
+        return problem_set(problem, -EINVAL, "set %u is not registered", message->set);
+    if (message->to > LEVEL_GLOBAL)
+        return problem_set(problem, -EINVAL, "level %u does not exist", message->to);
+    if (session->has_step && message->step < session->last_step)
+        return problem_set(problem, -EINVAL, "step %llu comes after step %llu: steps increase within a run",
+                           (unsigned long long)message->step, (unsigned long long)session->last_step);
+    if (message->step > INT64_MAX)
+        return problem_set(problem, -EINVAL, "step %llu is over the limit of 2^63-1",
+                           (unsigned long long)message->step);
+    if (session->set->push && !session->pusher)
+        return problem_set(problem, -EINVAL, "the set is to be pushed, but no push connection is attached");
+    *ret_state_area = NULL;
+    if (!message->state_length || session->set->push)
+        return message->state_length > IMAGE_STATE_MAX
+                   ? problem_set(problem, -E2BIG, "inline state of %llu bytes is over the limit of %llu bytes",
+                                 (unsigned long long)message->state_length, (unsigned long long)IMAGE_STATE_MAX)
+                   : 0;
+    struct area *area = message->state_area < AREAS_MAX ? session->areas[message->state_area] : NULL;
+    if (!area || message->state_length > IMAGE_STATE_MAX || message->state_offset > area->size ||
+        message->state_length > area->size - message->state_offset)
+        return problem_set(problem, -EINVAL, "the inline state (%llu bytes) does not lie in a shared area",
+                           (unsigned long long)message->state_length);
+    *ret_state_area = area;
+    return 0;
+}
+
+/* Tries to admit the save that waits. */
+void session_save_try(struct session *session) {
+    struct pending_save *save = &session->save;
+    const struct message_save *message = &save->message;
+    struct job *job = session->job;
+    struct problem problem = PROBLEM_NONE;
+    if (session->part) /* revoked by the client, but a worker is still on it: session_captured tries again */
+        return;
+    struct area *state_area;
+    int r = check_save(session, message, &state_area, &problem);
+    if (r < 0) {
+        save_refuse(session, session_code(r), &problem);
+        return;
+    }
+    struct version_id id = {job->run.generation, message->step};
+    struct version *version = job_version(job, id, session->world);
+    struct part *before = version ? version_find_part(version, session->rank) : NULL;
+    if ((session->has_step && message->step == session->last_step) || (before && before->state != PART_FAILED)) {
+        save_answer(session, CODE_ALREADY, 0, take_report(session));
+        return;
+    }
+    const struct part_options options = {
+        .session = session,
+        .rank = session->rank,
+        .word = session->word,
+        .counter = message->counter,
+        .set = session->set,
+        .peer = session->peer,
+        .state_area = state_area,
+        .state_offset = message->state_offset,
+        .state_length = message->state_length,
+        .urgent = message->flags & SAVE_URGENT,
+        .forked = message->forks > 0,
+        .check = message->flags & SAVE_CHECK,
+        .to = message->to,
+    };
+    struct part *part;
+    r = version ? part_new(version, &options, &part, &problem) : problem_set(&problem, -ENOMEM, "out of memory");
+    if (r == PART_E_BUSY) {
+        pool_wait(session->server->pool, &save->waiter);
+        return;
+    }
+    if (r < 0) {
+        save_refuse(session, session_code(r), &problem);
+        return;
+    }
+    session->part = part;
+    session->has_step = true;
+    session->last_step = message->step;
+    session->saves++;
+    session->server->counters.saves_accepted++;
+    save_answer(session, CODE_OK, part->source.image_size, take_report(session));
+}
+
+void session_handle_save(struct session *session, uint32_t serial, const struct message_save *message) {
+    struct pending_save *save = &session->save;
+    struct server *server = session->server;
+    if (server->stopping) {
+        struct problem problem = PROBLEM_NONE;
+        problem_set(&problem, -ESHUTDOWN, "the daemon is stopping");
+        session_error(session, serial, CODE_E_STOPPING, &problem);
+        return;
+    }
+    save->active = true;
+    save->serial = serial;
+    save->message = *message;
+    save->waiter = (struct pool_waiter){.fn = save_room};
+    session->suspended = true;
+    uint64_t wait_ms =
+        message->flags & SAVE_URGENT ? URGENT_WAIT_MS : min_u64(message->busy_deadline_ms, URGENT_WAIT_MS);
+    save->deadline_ns = loop_now(server->loop) + wait_ms * NANOSECONDS_PER_MS;
+    session_save_try(session);
+    if (save->active)
+        save_timer_start(session);
+}
+
+void session_handle_push(struct session *session, const struct message_push *message) {
+    struct session *owner = session->push_of;
+    struct part *part = owner ? owner->part : NULL;
+    struct area *area = owner && message->area < AREAS_MAX ? owner->areas[message->area] : NULL;
+    struct message_pushed pushed = {.image_offset = message->image_offset};
+    if (!part || part->counter != message->counter || !area)
+        pushed.result = CODE_E_LOST;
+    else if (part_push(part, area, message->area_offset, message->image_offset, message->length) < 0)
+        pushed.result = CODE_E_INVALID;
+    if (pushed.result)
+        session_reply(session, MESSAGE_PUSHED, 0, &pushed, NULL, 0, -1);
+}
+
+void session_handle_missed(struct session *session, uint32_t serial, const struct message_missed *message) {
+    struct version_id id = {session->job->run.generation, message->step};
+    struct version *version = message->step <= INT64_MAX ? job_version(session->job, id, session->world) : NULL;
+    if (version && !version_find_part(version, session->rank))
+        version_absent(version, session->rank, "saved while no daemon could be reached");
+    session_reply_ok(session, serial);
+}

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * What the files of a session share: session.c (life, sending, receiving), session-open.c (open and
+ * attach), session-save.c (areas, sets, saves, pushes), session-ask.c (waits and questions) and
+ * session-restore.c. Nobody else includes this.
+ */
+
+#include "daemon/session.h"
+
+struct outgoing {
+    TAILQ_ENTRY(outgoing) link;
+    int fd; /* owned duplicate, or -1 */
+    struct wire_packet packet;
+};
+TAILQ_HEAD(outgoing_list, outgoing);
+
+struct wait {
+    TAILQ_ENTRY(wait) link;
+    struct session *session;
+    uint32_t serial;
+    struct message_wait message;
+    bool answered;
+    struct loop_op timer;
+};
+TAILQ_HEAD(wait_list, wait);
+
+/* A save that waits for room. */
+struct pending_save {
+    bool active;
+    uint32_t serial;
+    struct message_save message;
+    uint64_t deadline_ns;
+    struct pool_waiter waiter;
+    struct loop_op timer;
+};
+
+struct session {
+    TAILQ_ENTRY(session) link;
+    struct server *server;
+    uint64_t number; /* random: also the key for ATTACH */
+    int fd;
+    struct peer *peer;
+    uint32_t state; /* MESSAGE_STATE_...; 0: nothing more is accepted */
+    bool ended, suspended;
+    uint32_t holds;
+    struct wire_packet incoming;
+    struct loop_op receive, send, death;
+    struct outgoing_list queue;
+    uint32_t queued;
+
+    struct job *job; /* from O on */
+    bool open;
+    uint32_t rank, world;
+    struct word_map *word;
+    struct area *areas[AREAS_MAX];
+    struct set *set;
+    struct part *part; /* being captured */
+    struct pending_save save;
+    bool has_step;
+    uint64_t last_step, saves, skipped, report_number;
+    struct problem push_reason;
+    struct wait_list waits;
+    uint32_t wait_count;
+    struct restore *restores[RESTORES_MAX];
+    uint32_t next_restore;
+    uint8_t segments[POOL_SEGMENTS_MAX / 8]; /* the client has them */
+
+    struct session *pusher;  /* O: its push connection */
+    struct session *push_of; /* A: whose */
+};
+
+void session_receive_next(struct session *session);
+void session_reply_ok(struct session *session, uint32_t serial);
+void session_drop_set(struct session *session);
+/* Tries to admit the save that waits. */
+void session_save_try(struct session *session);
+
+/* One function per message; the body is checked by wire_check(), its values are not. */
+void session_handle_open(struct session *session, const struct wire_message *message);
+void session_handle_attach(struct session *session, uint32_t serial, const struct message_attach *message);
+void session_handle_area(struct session *session, uint32_t serial, const struct message_area *message);
+void session_handle_area_drop(struct session *session, uint32_t serial, const struct message_area_drop *message);
+void session_handle_register(struct session *session, uint32_t serial, const struct message_register *message);
+void session_handle_save(struct session *session, uint32_t serial, const struct message_save *message);
+void session_handle_push(struct session *session, const struct message_push *message);
+void session_handle_missed(struct session *session, uint32_t serial, const struct message_missed *message);
+void session_handle_wait(struct session *session, uint32_t serial, const struct message_wait *message);
+void session_handle_last_durable(struct session *session, uint32_t serial, const struct message_last_durable *message);
+void session_handle_versions(struct session *session, uint32_t serial);
+void session_handle_status(struct session *session, uint32_t serial);
+void session_handle_restore_open(struct session *session, uint32_t serial, const struct message_restore_open *message);
+void session_handle_restore_close(struct session *session, uint32_t serial, uint32_t number);
+void session_handle_fetch(struct session *session, uint32_t serial, const struct message_fetch *message);
+void session_handle_release(struct session *session, uint32_t lease);
+void session_handle_prefetch(struct session *session, uint32_t serial, const struct message_prefetch *message);
