@@ -362,16 +362,19 @@ int claim_pid_start(uint32_t pid, uint64_t *ret_start) {
         return -ESRCH;
     text[size] = '\0';
     /* Field 2 is the command in parentheses and may itself hold spaces and parentheses. */
+    const char *fields[23];
     const char *at = strrchr(text, ')');
-    for (int field = 2; at && field < 22; field++)
-        at = strchr(at + 1, ' ');
-    if (!at)
-        return -EBADMSG;
-    /* A zombie has ended; only its parent has not looked yet, and may never. */
-    const char *state = strrchr(text, ')') + 2;
-    if (*state == 'Z' || *state == 'X')
+    for (int field = 3; field <= 22; field++) {
+        at = at ? strchr(at + 1, ' ') : NULL;
+        if (!at)
+            return -EBADMSG;
+        fields[field] = at + 1;
+    }
+    /* A zombie has ended; only its parent has not looked yet, and may never. But a process whose first
+     * thread has ended before the others shows as a zombie with several threads, and lives. */
+    if (*fields[3] == 'X' || (*fields[3] == 'Z' && strtoul(fields[20], NULL, 10) <= 1))
         return -ESRCH;
-    *ret_start = strtoull(at + 1, NULL, 10);
+    *ret_start = strtoull(fields[22], NULL, 10);
     return 0;
 }
 

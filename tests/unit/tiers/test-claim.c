@@ -4,10 +4,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -131,20 +133,55 @@ static void test_held_elsewhere(void **state) {
     assert_int_equal(claim_fine(&request).record.generation, 2);
 }
 
+static void *linger(void *argument) { return (void *)(intptr_t)pause(); }
+
+static void test_process_that_lost_its_first_thread(void **state) {
+    int ready[2];
+    assert_int_equal(pipe(ready), 0);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, linger, NULL) != 0 || write(ready[1], "", 1) != 1)
+            _exit(1);
+        syscall(SYS_exit, 0); /* of this thread only */
+    }
+    char byte;
+    uint64_t start;
+    assert_int_equal(read(ready[0], &byte, 1), 1);
+    for (int i = 0; i < 1000; i++) /* before and after the thread is gone */
+        assert_int_equal(claim_pid_start((uint32_t)pid, &start), 0);
+    assert_int_equal(kill(pid, SIGKILL), 0);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    close(ready[0]);
+    close(ready[1]);
+}
+
 static void test_dead_process(void **state) {
     pid_t pid = fork();
-    if (pid == 0)
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        pause();
         _exit(0);
+    }
     struct claim_request request = request_of(*state, "one");
     request.pid = (uint32_t)pid;
-    assert_int_equal(claim_pid_start(request.pid, &request.pid_start), 0); /* a zombie is still one */
-    assert_int_equal(waitpid(pid, NULL, 0), pid);
-    uint64_t start;
-    assert_int_equal(claim_pid_start(request.pid, &start), -ESRCH);
+    assert_int_equal(claim_pid_start(request.pid, &request.pid_start), 0);
     claim_fine(&request);
-    assert_true(claim_fine(&request).joined); /* other ranks of the same launch */
     struct claim_request other = request_of(*state, "two");
+    struct claim_result result;
+    bool retry;
+    assert_int_equal(claim_run(&other, &result, &retry, NULL), CLAIM_E_HELD);
+
+    uint64_t start;
+    siginfo_t info;
+    assert_int_equal(kill(pid, SIGKILL), 0);
+    assert_int_equal(waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT), 0);
+    assert_int_equal(claim_pid_start(request.pid, &start), -ESRCH); /* a zombie */
+    assert_true(claim_fine(&request).joined);                       /* other ranks of the same launch */
     assert_int_equal(claim_fine(&other).record.generation, 2);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    assert_int_equal(claim_pid_start(request.pid, &start), -ESRCH);
 }
 
 static void test_reused_pid(void **state) {
@@ -418,6 +455,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_held_here, setup, teardown),
         cmocka_unit_test_setup_teardown(test_held_elsewhere, setup, teardown),
         cmocka_unit_test_setup_teardown(test_dead_process, setup, teardown),
+        cmocka_unit_test(test_process_that_lost_its_first_thread),
         cmocka_unit_test_setup_teardown(test_reused_pid, setup, teardown),
         cmocka_unit_test_setup_teardown(test_ended, setup, teardown),
         cmocka_unit_test_setup_teardown(test_resume_newest, setup, teardown),
