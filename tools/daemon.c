@@ -44,18 +44,20 @@ static int parse(struct wire_packet *packet, const struct wire_message *message,
     return 0;
 }
 
-int daemon_status(struct ctl *ctl, json_t **ret_status, struct problem *problem) {
-    CLEANUP(connection_deinit) struct connection connection;
-    int r = connection_init(&connection, ctl->socket, problem);
-    if (r != 0)
-        return r;
+int daemon_ask_status(struct connection *connection, json_t **ret_status, struct problem *problem) {
     struct message_empty empty = {0};
     struct wire_packet packet = {.fd = -1};
     struct wire_message message;
-    r = connection_ask(&connection, MESSAGE_STATUS, &empty, MESSAGE_STATUS_IS, &packet, &message, problem);
+    int r = connection_ask(connection, MESSAGE_STATUS, &empty, MESSAGE_STATUS_IS, &packet, &message, problem);
     if (r < 0)
         return r;
     r = parse(&packet, &message, ret_status, problem);
     wire_packet_close(&packet);
     return r;
+}
+
+int daemon_status(struct ctl *ctl, json_t **ret_status, struct problem *problem) {
+    CLEANUP(connection_deinit) struct connection connection;
+    int r = connection_init(&connection, ctl->socket, problem);
+    return r == 0 ? daemon_ask_status(&connection, ret_status, problem) : r;
 }

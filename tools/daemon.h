@@ -8,6 +8,8 @@
 
 /* CONNECTION_E_ABSENT: no daemon, with the sentence; negative: it answers badly. */
 int daemon_status(struct ctl *ctl, json_t **ret_status, struct problem *problem) MUST_CHECK;
+/* The same over a connection that stays, to ask again and again. */
+int daemon_ask_status(struct connection *connection, json_t **ret_status, struct problem *problem) MUST_CHECK;
 /* Prints the sentence of either; the exit status. */
 int daemon_fail(int error, const struct problem *problem);
 

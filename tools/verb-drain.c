@@ -71,11 +71,16 @@ static void sum_pending(json_t *status, const char *job, uint64_t *ret_bytes, ui
     }
 }
 
-static int drain_by_daemon(struct ctl *ctl, json_t *status) {
+static int drain_by_daemon(struct ctl *ctl, struct connection *connection) {
     const char *job = ctl->word_count ? ctl->words[0] : NULL;
     uint64_t deadline = ctl->timeout_ms ? now_ms() + ctl->timeout_ms : UINT64_MAX;
     uint64_t pending, parts, most = 0;
     for (;;) {
+        json_t *status = NULL;
+        struct problem problem = PROBLEM_NONE;
+        int r = daemon_ask_status(connection, &status, &problem);
+        if (r != 0)
+            return daemon_fail(r, &problem);
         sum_pending(status, job, &pending, &parts);
         json_decref(status);
         most = max_u64(most, pending);
@@ -85,10 +90,6 @@ static int drain_by_daemon(struct ctl *ctl, json_t *status) {
             return ctl_fail(STATUS_STORAGE, "interrupted");
         draw(pending, most, false);
         poll(NULL, 0, POLL_MS);
-        struct problem problem = PROBLEM_NONE;
-        int r = daemon_status(ctl, &status, &problem);
-        if (r != 0)
-            return daemon_fail(r, &problem);
     }
     if (ctl->wait)
         draw(pending, most, true);
@@ -208,14 +209,14 @@ static int drain_by_hand(struct ctl *ctl) {
 }
 
 int verb_drain(struct ctl *ctl) {
-    json_t *status = NULL;
-    struct problem problem = PROBLEM_NONE;
     if (ctl->timeout_ms && !ctl->wait)
         return ctl_fail(STATUS_USAGE, "--timeout goes with --wait");
     if (ctl->root_count)
         return drain_by_hand(ctl);
-    int r = daemon_status(ctl, &status, &problem);
+    CLEANUP(connection_deinit) struct connection connection;
+    struct problem problem = PROBLEM_NONE;
+    int r = connection_init(&connection, ctl->socket, &problem);
     if (r == 0)
-        return drain_by_daemon(ctl, status);
+        return drain_by_daemon(ctl, &connection);
     return r == CONNECTION_E_ABSENT ? drain_by_hand(ctl) : daemon_fail(r, &problem);
 }
