@@ -2,7 +2,7 @@
 #pragma once
 
 /*
- * XXH3-128 compiled for several instruction sets. digest.c takes the first usable one of a table
+ * XXH3-128 for several instruction sets. digest.c takes the first usable one of a table
  * that each architecture's file defines; xxHash's own library has only the baseline.
  */
 

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#pragma GCC target("avx512f,avx2")
 #define XXH_INLINE_ALL
 #include "proto/digest-kernel.h"
 

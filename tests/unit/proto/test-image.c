@@ -245,9 +245,9 @@ static void test_refusals(void **state) {
 
     set_add(&set, (struct shard){.name = "huge", .dtype = DTYPE_U8, .geometry = whole(UINT64_C(1) << 47)});
     set_refused(&set, -E2BIG, "WORD_IMAGE_MAX");
-    static char name[SHARDS_NAME_MAX + 1];
-    for (unsigned i = 0; i < 13000; i++) {
-        memset(name, 'n', SHARDS_NAME_MAX);
+    static char name[SHARDS_NAME_MAX + 1]; /* each '%' is three bytes of a key */
+    memset(name, '%', SHARDS_NAME_MAX);
+    for (unsigned i = 0; i < IMAGE_HEADER_MAX / (3 * SHARDS_NAME_MAX); i++) {
         snprintf(name + SHARDS_NAME_MAX - 8, 9, "%08u", i);
         set_add(&set, (struct shard){.name = name, .dtype = DTYPE_U8, .geometry = whole(1)});
     }
