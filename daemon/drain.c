@@ -308,7 +308,7 @@ static void begin_run(struct loop_op *op) {
     struct part *part = drain->part;
     drain->problem = PROBLEM_NONE;
     drain->result =
-        commit_begin(&drain->commit, drain->lane->tier, part->version->job->directory, part->version->id, part->rank,
+        commit_begin(&drain->commit, drain->lane->tier, part->version->job->name, part->version->id, part->rank,
                      drain->commit.nonce, part->source.image_size, drain_server(drain)->commit_hook, &drain->problem);
 }
 

@@ -114,8 +114,8 @@ static void open_run(struct loop_op *op) {
     struct holding *holding = CONTAINER_OF(op, struct holding, open);
     struct tier *tier = holding->job->lanes[holding->open_lane]->tier;
     char path[TIER_PATH_MAX];
-    int r = catalog_read_manifest(tier, holding->job->directory, holding->version, holding->rank,
-                                  &holding->open_manifest, &holding->open_problem);
+    int r = catalog_read_manifest(tier, holding->job->name, holding->version, holding->rank, &holding->open_manifest,
+                                  &holding->open_problem);
     if (!r) {
         layout_file(holding->job->directory, holding->version, holding->open_manifest.summary.data_file, path);
         r = tier_open(tier, path, &holding->open_file);
@@ -182,8 +182,8 @@ static void open_next(struct holding *holding) {
 
 static void condemn_run(struct loop_op *op) {
     struct holding *holding = CONTAINER_OF(op, struct holding, condemn);
-    op->result = catalog_condemn(holding->job->lanes[holding->condemn_lane]->tier, holding->job->directory,
-                                 holding->version, holding->rank, &holding->condemn_problem);
+    op->result = catalog_condemn(holding->job->lanes[holding->condemn_lane]->tier, holding->job->name, holding->version,
+                                 holding->rank, &holding->condemn_problem);
 }
 
 static void condemn_done(struct loop_op *op) {

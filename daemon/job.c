@@ -152,7 +152,7 @@ static void heartbeat_start(struct job *job) {
 
 static void touch_run(struct loop_op *op) {
     struct job *job = CONTAINER_OF(op, struct job, heartbeat);
-    op->result = claim_touch(job->lanes[job->decider]->tier, job->directory, job->run.generation);
+    op->result = claim_touch(job->lanes[job->decider]->tier, job->name, job->run.generation);
 }
 
 static void touch_done(struct loop_op *op) {
@@ -178,7 +178,7 @@ static void heartbeat_elapsed(struct loop_op *op) {
 
 static void end_run(struct loop_op *op) {
     struct job *job = CONTAINER_OF(op, struct job, heartbeat);
-    op->result = claim_end(job->lanes[job->decider]->tier, job->directory, job->run.generation);
+    op->result = claim_end(job->lanes[job->decider]->tier, job->name, job->run.generation);
 }
 
 static void end_done(struct loop_op *op) {
@@ -337,7 +337,7 @@ static void complete_run(struct loop_op *op) {
     vl->op_problem = PROBLEM_NONE;
     if (vl->op_publish) {
         op->result =
-            commit_complete(tier, job->directory, version->id, vl->op_nonce, job->server->commit_hook, &vl->op_problem);
+            commit_complete(tier, job->name, version->id, vl->op_nonce, job->server->commit_hook, &vl->op_problem);
         return;
     }
     char path[TIER_PATH_MAX];
@@ -351,6 +351,7 @@ static void version_complete(struct version *version, uint32_t lane) {
     struct job *job = version->job;
     struct server *server = job->server;
     version->lanes[lane].complete = true;
+    job->complete_generation[lane] = max_u64(job->complete_generation[lane], version->id.generation);
     server->counters.versions_complete++;
     uint64_t now = loop_wall(server->loop);
     job_note_durable(job, job->lanes[lane]->config.level, version->id, now);
@@ -454,10 +455,15 @@ void version_failed(struct version *version, uint32_t lane, const struct problem
 }
 
 void version_superseded(struct version *version, uint32_t lane) {
+    struct lane *slow = version->job->lanes[lane];
     version->lanes[lane].superseded = true;
-    log_warning(version->job->server->log,
-                "left out: newer versions wait for the tier, which is slower than the saves job=%s step=%llu tier=%s",
-                version->job->name, (unsigned long long)version->id.step, version->job->lanes[lane]->config.name);
+    slow->superseded++;
+    if ((slow->superseded & (slow->superseded - 1)) == 0) /* the first, and each doubling */
+        log_warning(version->job->server->log,
+                    "left out: newer versions wait for the tier, which is slower than the saves (%llu so far) job=%s "
+                    "step=%llu tier=%s",
+                    (unsigned long long)slow->superseded, version->job->name, (unsigned long long)version->id.step,
+                    slow->config.name);
     sessions_changed(version->job);
 }
 
@@ -475,7 +481,7 @@ struct absence {
 static void absent_run(struct loop_op *op) {
     struct absence *absence = CONTAINER_OF(op, struct absence, op);
     struct job *job = absence->version->job;
-    op->result = commit_absent(job->lanes[absence->lane]->tier, job->directory, absence->version->id, &absence->summary,
+    op->result = commit_absent(job->lanes[absence->lane]->tier, job->name, absence->version->id, &absence->summary,
                                absence->nonce, &absence->problem);
 }
 
@@ -572,7 +578,7 @@ static void sweep_run(struct loop_op *op) {
     struct sweep *sweep = CONTAINER_OF(op, struct sweep, op);
     struct job *job = sweep->job;
     struct retention_busy busy = {.items = sweep->busy, .count = sweep->busy_count};
-    op->result = retention_sweep(job->lanes[sweep->lane]->tier, job->directory, &sweep->policy, sweep->generation, busy,
+    op->result = retention_sweep(job->lanes[sweep->lane]->tier, job->name, &sweep->policy, sweep->generation, busy,
                                  sweep->nonce, &sweep->removed, &sweep->problem);
 }
 
@@ -610,13 +616,16 @@ static void sweep_start(struct sweep *sweep) {
     const struct config_tier *config = &job->lanes[sweep->lane]->config;
     struct version *version;
     sweep->again = false;
-    sweep->busy = malloc((job->version_count + 1) * sizeof *sweep->busy);
+    sweep->busy = malloc((job->version_count + 1 /* resume */) * sizeof *sweep->busy);
     if (!sweep->busy)
         return;
     sweep->busy_count = 0;
     TAILQ_FOREACH(version, &job->versions, link)
     if (version_busy(version))
         sweep->busy[sweep->busy_count++] = version->id;
+    /* Run files, which say what a run resumes from, exist only in the deciding tier. */
+    if (job->run.resumes && job->complete_generation[sweep->lane] < job->run.generation)
+        sweep->busy[sweep->busy_count++] = (struct version_id){job->run.resume_generation, job->run.resume_step};
     sweep->removed = 0;
     sweep->nonce = server_nonce(job->server);
     sweep->generation = job->run.generation;

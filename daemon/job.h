@@ -73,7 +73,7 @@ struct job {
     struct server *server;
     uint32_t refs; /* sessions, versions' operations, opens */
     char name[MANIFEST_JOB_MAX];
-    char directory[256];               /* escaped */
+    char directory[256];               /* the name escaped: for layout_...() only */
     char parallel_root[TIER_PATH_MAX]; /* CKPT_DIR, or empty */
     struct lane *lanes[LANES_MAX];     /* shallow first */
     uint32_t lane_count;
@@ -85,7 +85,8 @@ struct job {
     struct version_list versions; /* ascending */
     uint32_t version_count;
     struct job_durable durable[LEVEL_COUNT];
-    struct problem report; /* the last failure that a save should mention */
+    uint64_t complete_generation[LANES_MAX]; /* the greatest that has a complete version there, as seen by us */
+    struct problem report;                   /* the last failure that a save should mention */
     uint64_t report_number;
 
     struct loop_op heartbeat_timer, heartbeat;

@@ -82,9 +82,9 @@ static void claim_work(struct loop_op *op) {
         struct problem ignored =
             PROBLEM_NONE; /* a leftover that stays does no harm; a scan that fails is tried again later */
         if (opening->reap)
-            (void)!retention_reap(tiers[i], job->directory, opening->claim.record.generation, opening->request.rank,
-                                  &reaped, &ignored);
-        if (catalog_scan(tiers[i], job->directory, &opening->catalogs[i], &ignored) < 0)
+            (void)!retention_reap(tiers[i], job->name, opening->claim.record.generation, opening->request.rank, &reaped,
+                                  &ignored);
+        if (catalog_scan(tiers[i], job->name, &opening->catalogs[i], &ignored) < 0)
             opening->catalogs[i] = (struct catalog){0};
     }
 }

@@ -386,12 +386,13 @@ int part_new(struct version *version, const struct part_options *options, struct
     TAILQ_INSERT_TAIL(&version->parts, part, link);
 
     for (uint32_t i = 0; i < job->lane_count; i++)
-        if (options->to == LEVEL_NONE || job->lanes[i]->config.level <= options->to)
+        if (options->to == LEVEL_NONE || job->lanes[i]->config.level <= options->to) {
             part->wanted_lanes |= 1u << i;
+            version->lanes[i].wanted = true;
+        }
     /* A windowed image goes through its first lane; the others then read it from there. */
     for (uint32_t i = 0; i < job->lane_count; i++)
         if (part->wanted_lanes & 1u << i) {
-            version->lanes[i].wanted = true;
             int r = drain_new(part, i);
             if (r < 0) {
                 part->capture.result = r;
@@ -443,13 +444,22 @@ void part_chunk_written(struct part *part, uint32_t index) {
         pool_buffer_unref(STEAL(part->chunks[index].buffer));
 }
 
+/* The lanes of a windowed part follow each other: each reads it from one before. */
+static void windowed_goes_on(struct part *part, uint32_t lane) {
+    struct version *version = part->version;
+    for (uint32_t i = lane + 1; i < version->job->lane_count; i++) {
+        if (!(part->wanted_lanes & 1u << i) || part->committed_lanes & 1u << i || part->drains[i])
+            continue;
+        if (part->durable && drain_new(part, i) == 0)
+            return;
+        if (!part->durable && part->state == PART_CAPTURED) /* its bytes are nowhere any more */
+            version_failed(version, i, &version->lanes[lane].problem);
+    }
+}
+
 void part_drain_over(struct part *part, uint32_t lane) {
-    struct job *job = part->version->job;
-    if (part->windowed && part->durable)
-        for (uint32_t i = lane + 1; i < job->lane_count; i++)
-            if ((part->wanted_lanes & 1u << i) && !(part->committed_lanes & 1u << i) && !part->drains[i])
-                if (drain_new(part, i) == 0)
-                    break; /* one after the other */
+    if (part->windowed)
+        windowed_goes_on(part, lane);
     if (!part->active_drains && part->state == PART_CAPTURED && !part->durable)
         become_cache(part);
     release_set(part);

@@ -79,9 +79,9 @@ static int try_version(struct restore *restore, struct version_id id, struct pro
         struct tier *tier = job->lanes[i]->tier;
         char *text;
         size_t size;
-        int r = catalog_check(tier, job->directory, id, problem);
+        int r = catalog_check(tier, job->name, id, problem);
         if (r == 0)
-            r = catalog_read_complete_text(tier, job->directory, id, &text, &size, problem);
+            r = catalog_read_complete_text(tier, job->name, id, &text, &size, problem);
         if (r < 0)
             result = r;
         if (r)
@@ -114,7 +114,7 @@ static int all_versions(struct restore *restore, struct version_id **ret_ids, si
     int failed = 0;
     for (uint32_t i = 0; i < job->lane_count; i++) {
         struct catalog catalog;
-        int r = catalog_scan(job->lanes[i]->tier, job->directory, &catalog, &restore->problem);
+        int r = catalog_scan(job->lanes[i]->tier, job->name, &catalog, &restore->problem);
         if (r < 0) {
             failed = r;
             continue;
@@ -198,7 +198,7 @@ static void open_run(struct loop_op *op) {
         struct tier *tier = restore->job->lanes[i]->tier;
         struct problem ignored = PROBLEM_NONE;
         if ((tier->capabilities & TIER_SHARED) &&
-            retention_pin(tier, restore->job->directory, restore->id, name, restore->pin_expiry_ns, restore->pin_nonce,
+            retention_pin(tier, restore->job->name, restore->id, name, restore->pin_expiry_ns, restore->pin_nonce,
                           &ignored) == 0)
             restore->pinned_lanes |= 1u << i;
     }
@@ -441,7 +441,7 @@ static void unpin_run(struct loop_op *op) {
     for (uint32_t i = 0; i < restore->job->lane_count; i++) {
         struct problem ignored = PROBLEM_NONE; /* it expires by itself */
         if (restore->pinned_lanes & 1u << i)
-            (void)!retention_unpin(restore->job->lanes[i]->tier, restore->job->directory, restore->id, name, &ignored);
+            (void)!retention_unpin(restore->job->lanes[i]->tier, restore->job->name, restore->id, name, &ignored);
     }
     restore->pinned_lanes = 0;
 }

@@ -132,7 +132,7 @@ static void list_run(struct loop_op *op) {
     struct listing *listing = CONTAINER_OF(op, struct listing, op);
     struct job *job = listing->session->job;
     for (uint32_t i = 0; i < job->lane_count; i++) {
-        int r = list_tier(listing, job->lanes[i], job->directory);
+        int r = list_tier(listing, job->lanes[i], job->name);
         if (r < 0)
             listing->result = r;
     }
