@@ -61,6 +61,10 @@ int lane_new(struct server *server, const struct config_tier *config, struct tie
     TAILQ_INIT(&lane->waiting);
     TAILQ_INIT(&lane->active);
     TAILQ_INSERT_TAIL(&server->lanes, lane, link);
+    if (config->level == LEVEL_GLOBAL && !(tier->capabilities & TIER_SHARED))
+        log_warning(server->log,
+                    "tier %s: %s is not on a shared file system: GLOBAL versions there do not survive this node",
+                    config->name, config->path);
     *ret_lane = lane;
     return 0;
 }

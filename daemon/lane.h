@@ -28,7 +28,7 @@ struct lane {
 
     uint64_t pending_bytes;
     uint32_t pending_parts;
-    uint64_t errors;
+    uint64_t errors, superseded;
     uint32_t stuck_workers;
     struct problem last_error;
 

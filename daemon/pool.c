@@ -34,6 +34,7 @@ struct pool_segment {
     uint8_t *data;
     uint64_t size;
     uint64_t free;          /* bytes */
+    size_t buffers;         /* handed out */
     struct extent *extents; /* free ones, ascending */
     size_t extent_count, extent_capacity;
     struct loop_op prefault;
@@ -206,16 +207,17 @@ static bool segment_take(struct pool_segment *segment, uint64_t size, uint64_t *
     return false;
 }
 
-/* Room for one more extent is kept while buffers are out, so that giving back cannot fail. */
+/* There are never more free extents than buffers out plus one: with that much room, giving back
+ * cannot fail. */
 static int segment_ready_to_give(struct pool_segment *segment) {
-    if (segment->extent_count + 2 <= segment->extent_capacity)
+    size_t needed = segment->buffers + 2;
+    if (needed <= segment->extent_capacity)
         return 0;
-    size_t capacity = segment->extent_capacity * 2;
-    struct extent *extents = realloc(segment->extents, capacity * sizeof *extents);
+    struct extent *extents = realloc(segment->extents, 2 * needed * sizeof *extents);
     if (!extents)
         return -ENOMEM;
     segment->extents = extents;
-    segment->extent_capacity = capacity;
+    segment->extent_capacity = 2 * needed;
     return 0;
 }
 
@@ -259,6 +261,7 @@ static bool take_anywhere(struct pool *pool, uint64_t size, struct pool_segment 
 static void buffer_give_back(struct pool_buffer *buffer) {
     struct pool *pool = buffer->pool;
     segment_give(buffer->segment, buffer->offset, buffer->size);
+    buffer->segment->buffers--;
     pool->used -= buffer->size;
     free(buffer);
     pool_changed(pool);
@@ -298,6 +301,7 @@ int pool_alloc(struct pool *pool, uint64_t size, struct pool_buffer **ret_buffer
         free(buffer);
         return r;
     }
+    segment->buffers++;
     pool->used += size;
     *buffer = (struct pool_buffer){
         .pool = pool, .segment = segment, .offset = offset, .size = size, .data = segment->data + offset, .refs = 1};

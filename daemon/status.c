@@ -47,7 +47,7 @@ static json_t *capabilities_json(unsigned capabilities) {
 
 static json_t *lane_json(struct lane *lane) {
     struct tier *tier = lane->tier;
-    return json_pack("{s:s, s:s, s:s, s:s, s:b, s:s, s:o, s:o, s:o, s:i, s:o, s:s, s:i, s:o}", "name", tier->name,
+    return json_pack("{s:s, s:s, s:s, s:s, s:b, s:s, s:o, s:o, s:o, s:i, s:o, s:o, s:s, s:i, s:o}", "name", tier->name,
                      "level", level_name(tier->level), "kind", tier->ops->kind, "root", tier->root, "from_job",
                      lane->from_job, "codec", codec_name(lane->config.codec), "bytes_written",
                      number(tier->counters.bytes_written), "bytes_read", number(tier->counters.bytes_read),
