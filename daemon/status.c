@@ -51,9 +51,10 @@ static json_t *lane_json(struct lane *lane) {
                      "level", level_name(tier->level), "kind", tier->ops->kind, "root", tier->root, "from_job",
                      lane->from_job, "codec", codec_name(lane->config.codec), "bytes_written",
                      number(tier->counters.bytes_written), "bytes_read", number(tier->counters.bytes_read),
-                     "pending_bytes", number(lane->pending_bytes), "pending_parts", (int)lane->pending_parts, "errors",
-                     number(lane->errors), "last_error", lane->last_error.text, "stuck_workers",
-                     (int)lane->stuck_workers, "capabilities", capabilities_json(tier->capabilities));
+                     "pending_bytes", number(lane->pending_bytes), "pending_parts", (int)lane->pending_parts,
+                     "superseded", number(lane->superseded), "errors", number(lane->errors), "last_error",
+                     lane->last_error.text, "stuck_workers", (int)lane->stuck_workers, "capabilities",
+                     capabilities_json(tier->capabilities));
 }
 
 static json_t *session_json(const struct session_info *info) {
