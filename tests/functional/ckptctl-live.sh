@@ -30,6 +30,7 @@ expect 0 doctor --json
 json 'any(c["check"] == "daemon" and c["verdict"] == "ok" for c in it["checks"])'
 
 coproc "$CKPTCTL_CLIENT"
+job=$COPROC_PID # bash forgets it as soon as the job ends
 read -rt 60 line <&"${COPROC[0]}" || fail 'the job did not save'
 [[ $line == saved ]] || fail "the job said $line"
 expect 0 status --json
@@ -62,7 +63,7 @@ assert entry["dtype"] == "F32" and len(values) == 1 << 20 and values[0] == 3 and
 END
 
 eval "exec ${COPROC[1]}>&-"
-wait "$COPROC_PID" || fail 'the job failed'
+wait "$job" || fail 'the job failed'
 expect 0 stop
 wait "$daemon" || fail 'the daemon failed'
 expect 4 status
