@@ -67,7 +67,8 @@ static void register_done(struct loop_op *op) {
     struct registration *registration = CONTAINER_OF(op, struct registration, op);
     struct session *session = registration->session;
     struct set *set = registration->set;
-    munmap(registration->table, max_u64(registration->message.table_size, 1));
+    if (registration->table)
+        munmap(registration->table, registration->message.table_size);
     for (size_t i = 0; i < AREAS_MAX; i++)
         if (registration->areas[i])
             area_unref(registration->areas[i]);
@@ -106,11 +107,12 @@ void session_handle_register(struct session *session, uint32_t serial, const str
         r = problem_set(&problem, -E2BIG, "a set of %u shards in %llu bytes is over the limit (%d shards, %llu bytes)",
                         message->count, (unsigned long long)message->table_size, SHARDS_COUNT_MAX,
                         (unsigned long long)SHARDS_TABLE_MAX);
-    if (!r)
-        r = wire_map(session->incoming.fd, max_u64(message->table_size, 1), true, &table, &problem);
+    if (!r && message->table_size) /* of a set without shards there is nothing to map */
+        r = wire_map(session->incoming.fd, message->table_size, true, &table, &problem);
     struct registration *registration = r ? NULL : calloc(1, sizeof *registration);
     if (!r && !registration) {
-        munmap(table, max_u64(message->table_size, 1));
+        if (table)
+            munmap(table, message->table_size);
         r = problem_set(&problem, -ENOMEM, "out of memory");
     }
     if (r < 0) {

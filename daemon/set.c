@@ -93,7 +93,8 @@ int set_new(const void *table, size_t size, const struct set_options *options, s
     set->table = malloc(size ? size : 1);
     if (!set->table)
         return problem_set(problem, -ENOMEM, "out of memory for a table of %zu bytes", size);
-    memcpy(set->table, table, size);
+    if (size)
+        memcpy(set->table, table, size);
     int r = shards_parse(set->table, size, options->count, &set->shards, problem);
     if (r < 0)
         return r;
