@@ -12,12 +12,17 @@
  * segments_unclaimed() gives back what they bring.
  */
 
-#define FETCH_FLIGHTS 4
-#define FETCH_WINDOW_CHUNKS 8
+#define FETCH_FLIGHTS 8
+#define FETCH_WINDOW_BYTES MIB(8)
+#define FETCH_WINDOW_CHUNKS_MIN 2 /* the smallest pool holds twice that */
 #define FETCH_PINNED_MAX (LEASES_MAX / 2)
 #define FETCH_RELEASE_MS UINT64_C(1000)
 
-_Static_assert(FETCH_FLIGHTS <= FETCHES_MAX && FETCH_WINDOW_CHUNKS <= FETCH_CHUNKS_MAX, "the daemon's limits");
+_Static_assert(FETCH_FLIGHTS <= FETCHES_MAX, "the daemon's limit");
+
+static uint32_t window_chunks(uint64_t chunk_size) {
+    return (uint32_t)min_u64(max_u64(FETCH_WINDOW_BYTES / chunk_size, FETCH_WINDOW_CHUNKS_MIN), FETCH_CHUNKS_MAX);
+}
 
 void segment_unref(struct segment *segment) {
     if (--segment->refs > 0)
@@ -186,7 +191,10 @@ static bool flights_shrink(struct flights *flights, const struct flight *refused
 
 int fetch_plan(struct segments *segments, struct link *link, const struct plan *plan, uint32_t restore,
                uint64_t timeout_ms) {
-    struct flights flights = {.limit = FETCH_FLIGHTS, .chunks = FETCH_WINDOW_CHUNKS};
+    if (plan->count == 0)
+        return CKPT_OK;
+    struct flights flights = {.limit = FETCH_FLIGHTS,
+                              .chunks = window_chunks(plan_chunk_size(plan, plan->copies[0].rank))};
     uint64_t wait_ms = add_overflows(timeout_ms, FETCH_RELEASE_MS, &wait_ms) ? UINT64_MAX : wait_ms;
     for (;;) {
         int r = flights_fill(&flights, link, plan, restore, timeout_ms);
@@ -222,7 +230,7 @@ int fetch_map(struct segments *segments, struct link *link, const struct plan *p
               uint64_t image_offset, uint64_t length, uint64_t timeout_ms, struct fetch_lease *ret_lease) {
     uint64_t chunk_size = plan_chunk_size(plan, rank);
     uint64_t first = image_offset / chunk_size, count = (image_offset + length - 1) / chunk_size - first + 1;
-    if (segments->pinned >= FETCH_PINNED_MAX || count > FETCH_WINDOW_CHUNKS)
+    if (segments->pinned >= FETCH_PINNED_MAX || count > window_chunks(chunk_size))
         return CKPT_NONE;
     uint32_t serial;
     int r = send_fetch(link, restore, rank, (uint32_t)first, (uint32_t)count, timeout_ms, &serial);

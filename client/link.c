@@ -116,7 +116,8 @@ int link_send(struct link *link, const struct link_request *request, uint64_t de
     return CKPT_OK;
 }
 
-int link_receive(struct link *link, uint64_t deadline) {
+/* Takes a message that is there. CKPT_PENDING: none is. */
+static int link_take(struct link *link) {
     for (;;) {
         if (link->fd < 0)
             return error_set(CKPT_E_UNREACHABLE, link_gone, link->path);
@@ -124,21 +125,28 @@ int link_receive(struct link *link, uint64_t deadline) {
         ssize_t n = recvmsg(link->fd, wire_receive_header(&link->packet), MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
         if (n > 0) {
             struct problem problem = PROBLEM_NONE;
-            if (wire_check(&link->packet, n, false, 0, &link->message, &problem) < 0) {
-                wire_packet_close(&link->packet);
+            if (wire_check(&link->packet, n, false, 0, &link->message, &problem) < 0)
                 return link_distrust(link, problem.text);
-            }
             return CKPT_OK;
         }
         if (n == 0 || errno == ECONNRESET)
             return link_lost(link);
-        if (errno == EAGAIN || errno == EWOULDBLOCK) {
-            int r = link_poll(link, POLLIN, deadline);
-            if (r < 0)
-                return r;
-        } else if (errno != EINTR) {
+        if (errno == EAGAIN || errno == EWOULDBLOCK)
+            return CKPT_PENDING;
+        if (errno != EINTR)
             return error_set(CKPT_E_IO, "cannot receive from the daemon at %s: %m", link->path);
-        }
+    }
+}
+
+int link_receive(struct link *link, uint64_t deadline) {
+    for (;;) {
+        int r = link_take(link);
+        if (r == CKPT_PENDING)
+            r = link_poll(link, POLLIN, deadline);
+        else
+            return r;
+        if (r < 0)
+            return r;
     }
 }
 
@@ -185,6 +193,6 @@ int link_call(struct link *link, const struct link_request *request, enum opcode
 }
 
 void link_drain(struct link *link) {
-    while (link_is_up(link) && link_receive(link, 0) == CKPT_OK)
+    while (link_is_up(link) && link_take(link) == CKPT_OK)
         link_unclaimed(link);
 }

@@ -14,7 +14,8 @@
  */
 
 #define PUSH_SLICE_MS 20
-#define PUSH_CONNECT_MS UINT64_C(5000)
+#define PUSH_CONNECT_MS UINT64_C(2000)
+#define PUSH_ATTACH_PAUSE_NS (5 * NANOSECONDS_PER_MS)
 
 static void ignore(void *context, struct link *link) {}
 
@@ -44,41 +45,45 @@ static int push_receive(struct push *push, uint64_t deadline) {
     }
 }
 
-static int push_call(struct push *push, enum opcode opcode, const void *body, enum opcode expected, uint64_t deadline) {
-    uint32_t serial;
-    struct link_request request = {.opcode = opcode, .body = body, .fd = -1};
-    int r = link_send(&push->link, &request, deadline, &serial);
-    while (r == CKPT_OK) {
-        r = push_receive(push, deadline);
-        if (r < 0 || push->link.message.serial != serial)
-            continue;
-        if (push->link.message.opcode == MESSAGE_ERROR)
-            return link_error(&push->link);
-        return push->link.message.opcode == expected ? CKPT_OK
-                                                     : link_distrust(&push->link, "a reply of the wrong kind");
-    }
-    return r;
-}
-
-static int push_attach(struct push *push, const struct push_job *job) {
-    if (link_is_up(&push->link) && push->attached == job->session)
-        return CKPT_OK;
-    link_close(&push->link);
+static int push_hello(struct push *push, uint64_t deadline) {
     int r = link_connect(&push->link);
     if (r < 0)
         return error_set(CKPT_E_UNREACHABLE, "cannot connect to %s for pushing: %s", push->link.path, strerror(-r));
-    uint64_t deadline = clock_deadline(PUSH_CONNECT_MS);
     struct message_hello hello = {
         .magic = MESSAGE_MAGIC, .version_min = PROTOCOL_VERSION_MIN, .version_max = PROTOCOL_VERSION_MAX};
-    r = push_call(push, MESSAGE_HELLO, &hello, MESSAGE_HELLO_OK, deadline);
+    struct link_request request = {.opcode = MESSAGE_HELLO, .body = &hello, .fd = -1};
+    return link_call(&push->link, &request, MESSAGE_HELLO_OK, deadline);
+}
+
+/* The daemon may not have noticed yet that an earlier push connection has ended. */
+static int push_ask_attach(struct push *push, uint64_t session, uint64_t deadline) {
+    struct message_attach attach = {.session = session};
+    struct link_request request = {.opcode = MESSAGE_ATTACH, .body = &attach, .fd = -1};
+    for (;;) {
+        int r = link_call(&push->link, &request, MESSAGE_OK, deadline);
+        if (r != CKPT_E_NOT_FOUND || clock_now() >= deadline)
+            return r;
+        struct timespec pause = {.tv_nsec = PUSH_ATTACH_PAUSE_NS};
+        nanosleep(&pause, NULL);
+    }
+}
+
+int push_attach(struct push *push, uint64_t session, uint64_t deadline) {
+    push_settle(push); /* the link is the thread's while it works */
+    link_drain(&push->link);
+    if (link_is_up(&push->link) && push->attached == session)
+        return CKPT_OK;
+    link_close(&push->link);
+    push->attached = 0;
+    deadline = min_u64(deadline, clock_deadline(PUSH_CONNECT_MS));
+    int r = push_hello(push, deadline);
+    if (r == CKPT_OK)
+        r = push_ask_attach(push, session, deadline);
     if (r < 0)
-        return r;
-    struct message_attach attach = {.session = job->session};
-    r = push_call(push, MESSAGE_ATTACH, &attach, MESSAGE_OK, deadline);
-    if (r < 0)
-        return r;
-    push->attached = job->session;
-    return CKPT_OK;
+        link_close(&push->link);
+    else
+        push->attached = session;
+    return r;
 }
 
 /* Copies bytes [from, from + length) of one shard's row-major storage. */
@@ -169,9 +174,7 @@ static int push_image(struct push *push, const struct push_job *job) {
 }
 
 static void push_run(struct push *push, const struct push_job *job) {
-    int r = push_attach(push, job);
-    if (r == CKPT_OK)
-        r = push_image(push, job);
+    int r = push_image(push, job);
     if (r == CKPT_OK)
         return;
     link_close(&push->link); /* unanswered chunks die with it */

@@ -23,7 +23,7 @@
 struct push_job {
     struct word_page *word;
     uint16_t counter;
-    uint64_t image_size, session;
+    uint64_t image_size;
     const struct set_image *image;
     const struct areas *areas;
     const void *state; /* inline state */
@@ -56,6 +56,8 @@ void push_init(struct push *push, const char *path);
 void push_deinit(struct push *push);
 /* In the forked child, which has no such thread. */
 void push_close_descriptors(struct push *push);
+/* Before a save: connects the thread's link and attaches it to the session, if it is not. */
+int push_attach(struct push *push, uint64_t session, uint64_t deadline) MUST_CHECK;
 /* Starts copying for a save that the daemon has accepted. */
 int push_begin(struct push *push, const struct push_job *job) MUST_CHECK;
 /* Waits until the thread is done with the job (it was captured, or failed, or is stopped). */

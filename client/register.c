@@ -61,14 +61,17 @@ static int announce(struct ckpt *c, uint64_t deadline) {
 
 static int send_set(struct ckpt *c, uint64_t deadline, bool *ret_refused) {
     struct link *link = &c->session.link;
-    CLEANUP(closep) int fd = wire_memfd("ckpt-set", c->image.table.data, c->image.table.size);
+    static const uint64_t nothing = 0; /* a table without shards has no bytes, but a memfd needs some to be mapped */
+    size_t size = c->image.table.size;
+    CLEANUP(closep)
+    int fd = wire_memfd("ckpt-set", size ? c->image.table.data : (const void *)&nothing, size ? size : sizeof nothing);
     if (fd < 0)
         return error_from(fd, NULL, "cannot make the shard table");
-    bool probe = c->image.has_private && !c->use_push;
+    bool probe = !c->use_push;
     if (probe && getrandom(&c->nonce, sizeof c->nonce, GRND_NONBLOCK) != sizeof c->nonce)
         c->nonce = clock_now() ^ (uintptr_t)c;
     struct message_register body = {
-        .table_size = c->image.table.size,
+        .table_size = size,
         .count = c->image.table.count,
         .set = ++c->set_number,
         .flags = c->use_push ? REGISTER_PUSH : 0,
@@ -101,6 +104,11 @@ static int prepare_push(struct ckpt *c, uint64_t deadline) {
     bool moved = false;
     int r = buffer_grow(c, &c->push.slots, &c->push.slots_size, (uint64_t)PUSH_SLOTS * c->session.chunk_size, &moved);
     return r < 0 ? r : announce(c, deadline);
+}
+
+/* The daemon accepts a save of a pushed set only while somebody is attached who will push it. */
+static int attach(struct ckpt *c, uint64_t deadline) {
+    return c->use_push ? push_attach(&c->push, c->session.id, deadline) : CKPT_OK;
 }
 
 static int send_missed(struct ckpt *c, uint64_t deadline) {
@@ -152,5 +160,6 @@ int register_ensure(struct ckpt *c, uint64_t state_size) {
             return r;
         areas_trim(&c->areas, area_dropped, c);
     }
-    return send_missed(c, deadline);
+    r = attach(c, deadline);
+    return r < 0 ? r : send_missed(c, deadline);
 }

@@ -168,7 +168,6 @@ static int start_push(struct ckpt *c, uint64_t state_size) {
         .word = c->session.word,
         .counter = c->saves.counter,
         .image_size = c->saves.image_size,
-        .session = c->session.id,
         .image = &c->image,
         .areas = &c->areas,
         .state = c->state,

@@ -53,7 +53,6 @@ void session_down(struct ckpt *c) {
     settle_capture(c);
     push_stop(&c->push);
     session->phase = SESSION_DOWN;
-    session->next_attempt = clock_now() + SESSION_ATTEMPT_INTERVAL_NS;
     c->registered = false;
     areas_forget_announced(&c->areas);
     segments_forget(&c->segments);
@@ -120,8 +119,8 @@ static int end_greeting(struct ckpt *c, uint64_t deadline) {
         return error_set(CKPT_E_VERSION, "the daemon at %s speaks protocol %u; libckpt %s speaks %u to %u",
                          session->link.path, hello->version, ckpt_version(), PROTOCOL_VERSION_MIN,
                          PROTOCOL_VERSION_MAX);
-    if (hello->chunk_size < 4096 || (hello->chunk_size & (hello->chunk_size - 1)))
-        return link_distrust(&session->link, "a chunk size that is no power of two");
+    if (hello->chunk_size < 4096 || hello->chunk_size % 4096)
+        return link_distrust(&session->link, "a chunk size that is not a multiple of 4096");
     session->chunk_size = hello->chunk_size;
 
     size_t job = strlen(c->job), run_id = strlen(c->run_id), directory = c->directory ? strlen(c->directory) : 0;
@@ -188,7 +187,8 @@ static int end_opening(struct ckpt *c, uint64_t deadline) {
     return CKPT_OK;
 }
 
-int session_ensure(struct ckpt *c, uint64_t deadline) {
+/* A connection is waited for until one deadline, its phases until the other. */
+static int ensure(struct ckpt *c, uint64_t connect_deadline, uint64_t deadline) {
     struct session *session = &c->session;
     if (session->phase != SESSION_DOWN && !link_is_up(&session->link))
         session_down(c);
@@ -196,7 +196,7 @@ int session_ensure(struct ckpt *c, uint64_t deadline) {
         int r;
         switch (session->phase) {
         case SESSION_DOWN:
-            r = begin_greeting(c, deadline);
+            r = begin_greeting(c, connect_deadline);
             break;
         case SESSION_GREETING:
             r = end_greeting(c, deadline);
@@ -214,20 +214,23 @@ int session_ensure(struct ckpt *c, uint64_t deadline) {
     return CKPT_OK;
 }
 
+int session_ensure(struct ckpt *c, uint64_t deadline) { return ensure(c, deadline, deadline); }
+
 int session_ensure_for_save(struct ckpt *c) {
     struct session *session = &c->session;
+    link_drain(&session->link); /* notices a daemon that has gone, before a step is wasted on it */
     if (session_is_up(session))
         return CKPT_OK;
     if (session->phase != SESSION_DOWN && !link_is_up(&session->link))
         session_down(c);
-    uint64_t now = clock_now();
-    if (session->phase == SESSION_DOWN && now < session->next_attempt)
+    if (session->phase == SESSION_DOWN && clock_now() < session->next_attempt)
         return error_set(CKPT_E_UNREACHABLE, "no daemon at %s; the last attempt to connect was less than a second ago",
                          session->link.path);
-    /* A phase that is already under way was waited for before: this time only look. */
-    uint64_t deadline = session->phase == SESSION_DOWN ? now + SESSION_SAVE_PATIENCE_MS * NANOSECONDS_PER_MS : 0;
-    session->next_attempt = now + SESSION_ATTEMPT_INTERVAL_NS;
-    int r = session_ensure(c, deadline);
+    /* A phase that is under way was waited for before: this time only look. A daemon that somebody else
+     * starts is there or not; one that is started here is given its time. */
+    uint64_t deadline = session->phase == SESSION_DOWN ? clock_deadline(SESSION_SAVE_PATIENCE_MS) : 0;
+    int r = ensure(c, session->program ? deadline : 0, deadline);
+    session->next_attempt = clock_now() + SESSION_ATTEMPT_INTERVAL_NS;
     if (r == CKPT_E_TIMEOUT)
         return error_set(CKPT_E_UNREACHABLE, "the daemon at %s is there, but has not opened job %s yet",
                          session->link.path, c->job);

@@ -578,8 +578,6 @@ static int add_shard(const struct set_shard *shard, const struct areas *areas, c
     if (!shard->contiguous)
         memcpy(record.stride, set_stride(shard), (shard->is_range ? 1 : shard->tensor->dims) * sizeof record.stride[0]);
     shard_place(shard, areas, eager, &record);
-    if (record.area == SHARDS_AREA_PRIVATE && set_is_stored(shard) && shard->bytes > 0)
-        image->has_private = true;
     return shards_writer_add(&image->table, &record, problem);
 }
 

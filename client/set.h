@@ -70,7 +70,6 @@ struct set_image {
     struct shards_writer table;
     struct shards *shards;
     struct image_layout layout;
-    bool has_private;
 };
 
 void set_image_deinit(struct set_image *image);
