@@ -4,8 +4,28 @@
 #include "daemon/drain.h"
 
 #include <errno.h>
+#include <sys/stat.h>
 
 #define LANE_EXTRA_WORKERS 4 /* replacements for stuck ones, before the lane stands still */
+
+/* The default tier lies in a directory of ours in /var/tmp, where anybody may have been first. */
+static int make_default_parent(const char *path, struct problem *problem) {
+    char parent[64];
+    snprintf(parent, sizeof parent, "/var/tmp/ckptd-%u", (unsigned)geteuid());
+    size_t length = strlen(parent);
+    if (strncmp(path, parent, length) != 0 || path[length] != '/')
+        return 0;
+    struct stat status;
+    if ((mkdir(parent, 0700) < 0 && errno != EEXIST) || lstat(parent, &status) < 0)
+        return problem_set(problem, -errno, "cannot make %s: %s", parent, strerror(errno));
+    if (!S_ISDIR(status.st_mode) || status.st_uid != geteuid() || (status.st_mode & 022))
+        return problem_set(
+            problem, -EPERM,
+            "%s must be a directory of uid %u that nobody else can write to: remove it, or name a tier in "
+            "ckptd.conf",
+            parent, (unsigned)geteuid());
+    return 0;
+}
 
 int lane_open_tier(const struct config_tier *config, struct tier **ret_tier, struct problem *problem) {
     CLEANUP(tier_freep) struct tier *tier = NULL;
@@ -18,7 +38,9 @@ int lane_open_tier(const struct config_tier *config, struct tier **ret_tier, str
         .directory_mode = config->directory_mode,
         .file_mode = config->file_mode,
     };
-    int r = tier_posix_new(&options, &tier, problem);
+    int r = make_default_parent(config->path, problem);
+    if (r == 0)
+        r = tier_posix_new(&options, &tier, problem);
     if (r < 0)
         return r;
     if (config->fault[0]) {
