@@ -237,7 +237,6 @@ class Handle:
         self._library = load()
         self._pointer = c_void_p()
         self._left: "_Call | None" = None
-        self._told = ""
         options = _sized(
             OpenOptions, rank=rank, world=world, run_id=_text(run_id), directory=_text(directory),
             socket=_text(socket), daemon=_text(daemon), open_timeout_ms=milliseconds(open_timeout),
@@ -269,7 +268,7 @@ class Handle:
     def _check(self, result: int, *accepted: int) -> int:
         if result >= 0 or result in accepted:
             return result
-        sentence = self._told = self._sentence()
+        sentence = self._sentence()
         name = (self._library.ckpt_strerror(result) or b"").decode()
         kind = DeadlinePassed if result == E_TIMEOUT else CheckpointError
         raise kind(sentence or name or "libckpt returned %d" % result, result, name)
@@ -277,13 +276,11 @@ class Handle:
     def _sentence(self) -> str:
         return (self._library.ckpt_strerror_last() or b"").decode("utf-8", "replace")
 
-    def _warn(self) -> None:
-        """Logs what the library said about a call that succeeded. The sentence of an error stays until the next one,
-        so one that was told already is no news."""
+    def _warn(self, before: str) -> None:
+        """Logs what the library said about a call that succeeded; `before` is the thread's sentence of before."""
         sentence = self._sentence()
-        if sentence and sentence != self._told:
+        if sentence != before:
             log.warning("%s", sentence)
-        self._told = sentence
 
     def _ready(self) -> c_void_p:
         left = self._left
@@ -372,11 +369,14 @@ class Handle:
         pointer = self._ready()
 
         def call() -> int:
-            result = self._check(self._library.ckpt_save(pointer, step, byref(options)))
-            self._warn()
-            return result
+            return self._check(self._library.ckpt_save(pointer, step, byref(options)))
 
-        return self._slowly(call) if slowly else call()
+        if slowly:
+            return self._slowly(call)
+        before = self._sentence()
+        result = call()
+        self._warn(before)
+        return result
 
     def fence(self, timeout: float) -> None:
         """Waits for the last save's capture. Not in slices: the library's fence revokes the capture at its deadline."""
@@ -412,8 +412,9 @@ class Handle:
         pointer, opened = self._ready(), c_void_p()
 
         def call() -> int:
+            before = self._sentence()
             result = self._check(self._library.ckpt_restore_open(pointer, byref(options), byref(opened)))
-            self._warn()
+            self._warn(before)
             return result
 
         return None if self._slowly(call) == NONE else Restore(self, opened)
