@@ -355,7 +355,7 @@ static void version_complete(struct version *version, uint32_t lane) {
     server->counters.versions_complete++;
     uint64_t now = loop_wall(server->loop);
     job_note_durable(job, job->lanes[lane]->config.level, version->id, now);
-    log_info(server->log, "complete job=%s generation=%llu step=%llu tier=%s after_ms=%llu", job->name,
+    log_debug(server->log, "complete job=%s generation=%llu step=%llu tier=%s after_ms=%llu", job->name,
              (unsigned long long)version->id.generation, (unsigned long long)version->id.step,
              job->lanes[lane]->config.name, (unsigned long long)((now - version->created_ns) / NANOSECONDS_PER_MS));
     job_sweep(job, lane);
