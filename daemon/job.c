@@ -141,6 +141,7 @@ static void sessions_changed(struct job *job) {
 /* ---- the run's heartbeat ---- */
 
 static void heartbeat_elapsed(struct loop_op *op);
+static void run_over(struct job *job);
 
 static void heartbeat_start(struct job *job) {
     if (!job->sessions || loop_op_busy(&job->heartbeat_timer) || loop_op_busy(&job->heartbeat))
@@ -164,8 +165,13 @@ static void touch_done(struct loop_op *op) {
                     op->result < 0 ? strerror((int)-op->result) : "it is gone", CLAIM_LAPSE_MS / 1000);
         lane_error(job->lanes[job->decider], &problem);
     }
-    heartbeat_start(job);
+    if (job->sessions)
+        heartbeat_start(job);
+    else
+        run_over(job); /* the goodbyes came during the touch */
+    struct server *server = job->server;
     job_unref(job);
+    server_settled(server);
 }
 
 static void heartbeat_elapsed(struct loop_op *op) {
@@ -183,10 +189,21 @@ static void end_run(struct loop_op *op) {
 
 static void end_done(struct loop_op *op) {
     struct job *job = CONTAINER_OF(op, struct job, heartbeat);
+    struct server *server = job->server;
     heartbeat_start(job);
     job_unref(job);
-    server_settled(job->server);
+    server_settled(server);
 }
+
+/* Every rank said goodbye here: the next run need not wait for the heartbeat to lapse. */
+static void run_over(struct job *job) {
+    if (job->closed_ranks < job->run.world || loop_op_busy(&job->heartbeat))
+        return;
+    job_ref(job);
+    loop_work(job_loop(job), &job->heartbeat, job->lanes[job->decider]->group, end_run, end_done);
+}
+
+bool job_ending(struct job *job) { return !job->sessions && loop_op_busy(&job->heartbeat); }
 
 void job_joined(struct job *job, const struct run_record *record) {
     if (job->run.generation != record->generation)
@@ -206,11 +223,7 @@ void job_session_closed(struct job *job, bool orderly) {
     if (job->sessions)
         return;
     loop_cancel(job_loop(job), &job->heartbeat_timer);
-    /* Every rank said goodbye here: the next run need not wait for the heartbeat to lapse. */
-    if (job->closed_ranks >= job->run.world && !loop_op_busy(&job->heartbeat)) {
-        job_ref(job);
-        loop_work(job_loop(job), &job->heartbeat, job->lanes[job->decider]->group, end_run, end_done);
-    }
+    run_over(job);
 }
 
 /* ---- versions ---- */

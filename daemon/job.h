@@ -126,6 +126,8 @@ int job_level_reached(struct job *job, struct version_id id, uint32_t rank, enum
 void job_note_durable(struct job *job, enum level level, struct version_id id, uint64_t wall_ns);
 /* Anything captured of this job that is not yet durable anywhere? */
 bool job_unsettled(struct job *job);
+/* The word that its run is over is being written. */
+bool job_ending(struct job *job);
 /* Runs retention in a lane, now or after the sweep that runs. */
 void job_sweep(struct job *job, uint32_t lane);
 /* Drops finished versions beyond the bounds, and their cached bytes. */

@@ -58,7 +58,7 @@ static void accept_next(struct server *server) {
 static bool unsettled(struct server *server) {
     struct job *job;
     TAILQ_FOREACH(job, &server->jobs, link)
-    if (job_unsettled(job))
+    if (job_unsettled(job) || job_ending(job))
         return true;
     return false;
 }
