@@ -77,7 +77,18 @@ static void look_at_messages(struct ckpt *c, uint64_t until) {
         session_down(c);
 }
 
+/* Check mode: the daemon waits for this before it reads the memory a second time. */
+static void tell_of_fence(struct ckpt *c, uint64_t deadline) {
+    const struct message_fence body = {.counter = c->saves.counter};
+    const struct link_request request = {.opcode = MESSAGE_FENCE, .body = &body, .fd = -1};
+    c->saves.check = false;
+    if (link_send(&c->session.link, &request, deadline, NULL) < 0 && !link_is_up(&c->session.link))
+        session_down(c);
+}
+
 int save_fence(struct ckpt *c, uint64_t timeout_ms) {
+    if (c->saves.check && c->saves.state == SAVES_RUNNING)
+        tell_of_fence(c, clock_deadline(clock_timeout_ms(timeout_ms, HANDLE_FENCE_MS)));
     if (c->saves.state == SAVES_IDLE)
         return told_late(c);
     uint64_t wait_ms = clock_timeout_ms(timeout_ms, HANDLE_FENCE_MS), deadline = 0;
@@ -143,6 +154,8 @@ int ckpt_fence_shard(ckpt *c, uint64_t id, uint64_t timeout_ms) {
         return error_set(CKPT_E_NOT_FOUND, "fence: no protected piece has the id %ju", (uintmax_t)id);
     if (c->saves.state == SAVES_IDLE)
         return told_late(c);
+    if (c->saves.check) /* a piece that changes now would be taken for a mistake: all of it is fenced */
+        return save_fence(c, timeout_ms);
     uint64_t end = shard_end(c, shard);
     return end == 0 ? CKPT_OK : fence_to(c, end, timeout_ms);
 }
@@ -196,7 +209,7 @@ static int fence_large_eager(struct ckpt *c) {
 }
 
 /* SAVED has come. */
-static int saved(struct ckpt *c, uint64_t state_size) {
+static int saved(struct ckpt *c, uint64_t state_size, bool check) {
     struct link *link = &c->session.link;
     const struct message_saved *body = link->message.body;
     int result = body->result;
@@ -211,6 +224,7 @@ static int saved(struct ckpt *c, uint64_t state_size) {
     saves_answered(&c->saves, result, expected);
     if (result != CKPT_OK)
         return result;
+    c->saves.check = check && !c->use_push;
     if (c->use_push) {
         int r = start_push(c, state_size);
         if (r < 0) {
@@ -264,7 +278,7 @@ static int ask(struct ckpt *c, uint64_t step, const struct ckpt_save_options *op
     struct link_request request = {.opcode = MESSAGE_SAVE, .body = &body, .fd = -1};
     uint64_t deadline = clock_deadline(min_u64(body.busy_deadline_ms, UINT64_MAX - HANDLE_GRACE_MS) + HANDLE_GRACE_MS);
     int r = link_call(link, &request, MESSAGE_SAVED, deadline);
-    return r < 0 ? r : saved(c, options->state_size);
+    return r < 0 ? r : saved(c, options->state_size, options->check);
 }
 
 int ckpt_save(ckpt *c, uint64_t step, const struct ckpt_save_options *options) {

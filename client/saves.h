@@ -27,6 +27,7 @@ struct saves {
     uint64_t last;                 /* the last accepted step */
     uint64_t step;                 /* asked for, or running */
     uint16_t counter;              /* of that, in the word */
+    bool check;                    /* the daemon reads the memory again, once the fence has begun */
     uint64_t image_size;           /* its watermark when captured */
     char reason[SAVES_REASON_MAX]; /* why the running capture failed, as the daemon said */
     uint64_t accepted, skipped, lost;

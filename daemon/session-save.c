@@ -265,7 +265,8 @@ void session_save_try(struct session *session) {
     struct version_id id = {job->run.generation, message->step};
     struct version *version = job_version(job, id, session->world);
     struct part *before = version ? version_find_part(version, session->rank) : NULL;
-    if ((session->has_step && message->step == session->last_step) || (before && before->state != PART_FAILED)) {
+    bool already = before ? before->state != PART_FAILED : session->has_step && message->step == session->last_step;
+    if (already) {
         save_answer(session, CODE_ALREADY, 0, take_report(session));
         return;
     }
