@@ -31,8 +31,6 @@ import tempfile
 import threading
 import time
 
-import numpy as np
-
 HERE = pathlib.Path(__file__).resolve().parent
 JOB = "demo"
 PATIENCE = 90  # seconds without a new step after which something is wrong
@@ -190,18 +188,15 @@ class Watcher(threading.Thread):
 
 
 def read_safetensors(path):
-    """A safetensors file: the length of a header in JSON, the header, the bytes of all tensors."""
-    kinds = {"BOOL": "?", "U8": "u1", "I8": "i1", "I16": "<i2", "U16": "<u2", "F16": "<f2", "I32": "<i4", "U32": "<u4"}
-    kinds |= {"F32": "<f4", "I64": "<i8", "U64": "<u8", "F64": "<f8"}
+    """A safetensors file: the length of a header in JSON, the header, the bytes of all tensors.
+    Gives name: (dtype, shape, bytes)."""
     raw = pathlib.Path(path).read_bytes()
     start = 8 + int.from_bytes(raw[:8], "little")
     tensors = {}
     for name, entry in json.loads(raw[8:start]).items():
-        if name == "__metadata__":
-            continue
-        begin, end = entry["data_offsets"]
-        data = np.frombuffer(raw[start + begin : start + end], dtype=kinds[entry["dtype"]])
-        tensors[name] = data.reshape(entry["shape"])
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            tensors[name] = entry["dtype"], entry["shape"], raw[start + begin : start + end]
     return tensors
 
 
@@ -213,7 +208,10 @@ def plan_kills(rng, steps, kills):
     victims = ["trainer"] * kills
     victims.insert(rng.randrange(1, kills + 1), "daemon")
     share = (steps - 8) // len(victims)
-    return [(6 + share * index + rng.randrange(share - 2), victim, rng.uniform(0, 0.2)) for index, victim in enumerate(victims)]
+    return [
+        (6 + share * index + rng.randrange(share - 2), victim, rng.uniform(0, rng.choice([0.02, 0.2])))
+        for index, victim in enumerate(victims)
+    ]
 
 
 def run_reference(args, directory, environment, options):
@@ -227,8 +225,8 @@ def run_reference(args, directory, environment, options):
 
 
 def run_and_kill(args, directory, environment, options, plan):
-    """Trains to the end through all kills; the steps that each kill of the trainer cost."""
-    out, lost = directory / "run", []
+    """Trains to the end through all kills; of each kill of the trainer (time, last step, step resumed from)."""
+    out, killed = directory / "run", []
     trainer = Trainer(out, options, environment)
     try:
         for step, victim, delay in plan:
@@ -243,6 +241,7 @@ def run_and_kill(args, directory, environment, options, plan):
                 print(f"killed      the daemon after step {trainer.last_step()}; training goes on", flush=True)
                 continue
             trainer.kill()
+            at = time.time()
             reached, starts = trainer.last_step(), len(resumes(out))
             trainer = Trainer(out, options, environment)
             while len(resumes(out)) == starts:
@@ -251,10 +250,10 @@ def run_and_kill(args, directory, environment, options, plan):
             resumed = resumes(out)[-1]["resumed"]
             if resumed is None:
                 raise Failure(f"killed after step {reached}, the trainer found no checkpoint")
-            lost.append(max(reached - resumed, 0))
+            killed.append((at, reached, resumed))
             print(f"killed      the trainer after step {reached}; it resumed from step {resumed}", flush=True)
         trainer.finish(args.steps)
-        return lost
+        return killed
     finally:
         trainer.kill()
 
@@ -281,15 +280,15 @@ def compare(directory):
 def read_back(path, digests):
     """Opens the last checkpoint without ckptd, and finds the final state in it."""
     tensors = read_safetensors(path)
-    stored = {hashlib.sha256(tensor.tobytes()).hexdigest(): name for name, tensor in tensors.items()}
+    stored = {hashlib.sha256(data).hexdigest() for _, _, data in tensors.values()}
     wanted = {name: digest for name, digest in digests.items() if name.startswith(("model.", "average.", "optimizer."))}
     missing = [name for name, digest in wanted.items() if digest not in stored]
     if missing:
         raise Failure(f"{path} lacks " + ", ".join(missing))
     print(f"\n{path.relative_to(path.parents[4])}, read as plain safetensors:")
     print(f"  {len(tensors)} tensors, among them all {len(wanted)} of the final model, average and optimizer; the largest:")
-    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].nbytes)[:3]:
-        print(f"  {name}  {tensor.dtype} {list(tensor.shape)}")
+    for name, (dtype, shape, _) in sorted(tensors.items(), key=lambda item: -len(item[1][2]))[:3]:
+        print(f"  {name}  {dtype} {shape}")
 
 
 # ---- the table ----
@@ -304,12 +303,22 @@ def percentile(values, percent):
     return ordered[min(len(ordered) * percent // 100, len(ordered) - 1)] if ordered else float("nan")
 
 
-def report(directory, watcher, lost):
+def in_flight(watcher, killed):
+    """How many kills hit a checkpoint that was not durable yet: it became so afterwards, or was lost."""
+    hit = 0
+    for at, reached, resumed in killed:
+        versions = [version for version in watcher.complete["LOCAL"] if version[1] == resumed]
+        hit += reached > resumed or (bool(versions) and watcher.complete["LOCAL"][max(versions)][0] > at)
+    return hit
+
+
+def report(directory, watcher, killed):
     entries = read_lines(directory / "run" / "times.jsonl")
     starts = [entry for entry in entries if "resumed" in entry]
     steps = [entry for entry in entries if "step" in entry]
     reference = [entry["step_ms"] for entry in read_lines(directory / "reference" / "times.jsonl") if "step" in entry]
     step_ms = median(entry["step_ms"] for entry in steps)
+    lost = [max(reached - resumed, 0) for _, reached, resumed in killed]
     results = collections.Counter(entry["saved"] for entry in steps)
 
     saved_at, generation = {}, None
@@ -338,6 +347,7 @@ def report(directory, watcher, lost):
         )
     rows += [
         ("steps lost", f"{', '.join(map(str, lost))} per kill of the trainer; none by the kill of the daemon"),
+        ("in flight", f"in {in_flight(watcher, killed)} of {len(killed)} kills of the trainer the last checkpoint was not durable yet"),
         ("resuming", f"{median(start['open_ms'] + start['restore_ms'] for start in starts[1:]):.0f} ms to open and restore (median)"),
         ("they lie in", f"{directory}/{{local,parallel}}/{JOB}"),
     ]
@@ -383,7 +393,7 @@ def demonstrate(args, directory):
     watcher = Watcher(roots)
     watcher.start()
     try:
-        lost = run_and_kill(args, directory, environment, options, plan)
+        killed = run_and_kill(args, directory, environment, options, plan)
         drained = time.monotonic() + 30
         while not list(roots["GLOBAL"].glob(f"{JOB}/*/{args.steps - 1}/complete.json")):
             if time.monotonic() > drained:
@@ -392,10 +402,10 @@ def demonstrate(args, directory):
     finally:
         watcher.stop()
     digests = compare(directory)
-    report(directory, watcher, lost)
+    report(directory, watcher, killed)
     read_back(next(roots["GLOBAL"].glob(f"{JOB}/*/{args.steps - 1}/rank-00000.safetensors")), digests)
 
-    print("\n$ ckptctl ls", flush=True)
+    print(f"\n$ ckptctl ls {JOB}", flush=True)
     subprocess.run([pathlib.Path(args.build) / "tools" / "ckptctl", "ls", JOB], env=environment, check=True)
 
 
