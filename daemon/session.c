@@ -19,6 +19,23 @@
 
 static void send_next(struct session *session);
 
+static void drop_queue(struct session *session) {
+    struct outgoing *outgoing;
+    while ((outgoing = TAILQ_FIRST(&session->queue))) {
+        TAILQ_REMOVE(&session->queue, outgoing, link);
+        session->queued--;
+        if (outgoing->fd >= 0)
+            close(outgoing->fd);
+        free(outgoing);
+    }
+}
+
+/* A client may close right after its last words: they count, though nobody hears the answers. */
+static void become_deaf(struct session *session) {
+    session->deaf = true;
+    drop_queue(session);
+}
+
 static void sent(struct loop_op *op) {
     struct session *session = CONTAINER_OF(op, struct session, send);
     struct outgoing *outgoing = TAILQ_FIRST(&session->queue);
@@ -28,7 +45,7 @@ static void sent(struct loop_op *op) {
         close(outgoing->fd);
     free(outgoing);
     if (op->result < 0)
-        session_end(session, "cannot be sent to");
+        become_deaf(session);
     else
         send_next(session);
     if (session->server->stopping) /* a stop waits for the answers to be sent */
@@ -46,7 +63,7 @@ static void send_next(struct session *session) {
 
 void session_reply(struct session *session, enum opcode opcode, uint32_t serial, const void *body, const void *tail,
                    size_t tail_length, int fd) {
-    if (session->ended)
+    if (session->ended || session->deaf)
         return;
     if (session->queued == SEND_QUEUE_MAX) {
         session_end(session, "does not read its answers");
@@ -361,6 +378,8 @@ static void received(struct loop_op *op) {
     if (session->ended) {
         if (op->result > 0) /* it may have brought a descriptor */
             (void)!wire_check(&session->incoming, op->result, true, 0, &message, &problem);
+    } else if (op->result == -ECONNRESET && !session->deaf) {
+        become_deaf(session); /* told once, before the packets that are still there */
     } else if (op->result <= 0) {
         session_end(session, op->result == 0 ? "has disconnected" : "cannot be read from");
     } else if (wire_check(&session->incoming, op->result, true, session->state, &message, &problem) < 0) {
