@@ -44,7 +44,7 @@ struct session {
     struct peer *peer;
     uint32_t state; /* MESSAGE_STATE_...; 0: nothing more is accepted */
     bool ended, suspended;
-    bool deaf; /* it has hung up: what it said before is still read */
+    bool deaf, reset; /* it has hung up: what it said before is still read */
     uint32_t holds;
     struct wire_packet incoming;
     struct loop_op receive, send, death;

@@ -33,7 +33,8 @@ static void drop_queue(struct session *session) {
 /* A client may close right after its last words: they count, though nobody hears the answers. */
 static void become_deaf(struct session *session) {
     session->deaf = true;
-    drop_queue(session);
+    if (!loop_op_busy(&session->send)) /* else when that has failed */
+        drop_queue(session);
 }
 
 static void sent(struct loop_op *op) {
@@ -141,13 +142,7 @@ void session_unhold(struct session *session) {
     if (--session->holds || !session->ended)
         return;
     struct server *server = session->server;
-    struct outgoing *outgoing;
-    while ((outgoing = TAILQ_FIRST(&session->queue))) {
-        TAILQ_REMOVE(&session->queue, outgoing, link);
-        if (outgoing->fd >= 0)
-            close(outgoing->fd);
-        free(outgoing);
-    }
+    drop_queue(session);
     close(session->fd);
     if (session->peer)
         peer_unref(session->peer);
@@ -378,8 +373,9 @@ static void received(struct loop_op *op) {
     if (session->ended) {
         if (op->result > 0) /* it may have brought a descriptor */
             (void)!wire_check(&session->incoming, op->result, true, 0, &message, &problem);
-    } else if (op->result == -ECONNRESET && !session->deaf) {
-        become_deaf(session); /* told once, before the packets that are still there */
+    } else if (op->result == -ECONNRESET && !session->reset) {
+        session->reset = true; /* told once, before the packets that are still there */
+        become_deaf(session);
     } else if (op->result <= 0) {
         session_end(session, op->result == 0 ? "has disconnected" : "cannot be read from");
     } else if (wire_check(&session->incoming, op->result, true, session->state, &message, &problem) < 0) {
