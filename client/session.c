@@ -190,6 +190,7 @@ static int end_opening(struct ckpt *c, uint64_t deadline) {
 /* A connection is waited for until one deadline, its phases until the other. */
 static int ensure(struct ckpt *c, uint64_t connect_deadline, uint64_t deadline) {
     struct session *session = &c->session;
+    uint64_t backoff = SESSION_BACKOFF_MIN_NS;
     if (session->phase != SESSION_DOWN && !link_is_up(&session->link))
         session_down(c);
     while (session->phase != SESSION_UP) {
@@ -206,10 +207,14 @@ static int ensure(struct ckpt *c, uint64_t connect_deadline, uint64_t deadline) 
             break;
         }
         bool goes_on = r == CKPT_E_TIMEOUT && session->phase != SESSION_DOWN && clock_now() < session->phase_deadline;
+        /* A daemon that ends just now takes connections and drops them; its successor is waited for. */
+        bool ends = session->phase != SESSION_DOWN && (r == CKPT_E_UNREACHABLE || r == CKPT_E_STOPPING);
         if (r < 0 && !goes_on)
             session_down(c);
-        if (r < 0)
+        if (r < 0 && (!ends || clock_now() >= connect_deadline))
             return r;
+        if (ends)
+            pause_until(connect_deadline, &backoff);
     }
     return CKPT_OK;
 }

@@ -13,6 +13,7 @@
 #include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/uio.h>
 #include <sys/un.h>
 
 /* One thread, blocking writes, no deadlines: a test's daemon may hang, since its test has a time limit. */
@@ -118,6 +119,15 @@ static const uint8_t *shard_data(struct fake *fake, const struct shard *shard) {
                                               : (const uint8_t *)fake->areas[shard->area].map + shard->address;
 }
 
+/* As the real one does, from outside: the fence orders this against the program's writes, but through
+ * two mappings of one word, which a race detector cannot follow. */
+static void read_memory(void *to, const void *from, size_t length) {
+    struct iovec local = {.iov_base = to, .iov_len = length};
+    struct iovec remote = {.iov_base = (void *)(uintptr_t)from, .iov_len = length};
+    if (length > 0 && process_vm_readv(getpid(), &local, 1, &remote, 1, 0) != (ssize_t)length)
+        abort();
+}
+
 static void copy_element(uint8_t *to, const struct shard *shard, const uint8_t *data, uint64_t element) {
     unsigned size = dtype_size(shard->dtype), dims = shard->geometry.is_range ? 1 : shard->geometry.dims;
     int64_t at = 0;
@@ -130,7 +140,7 @@ static void copy_element(uint8_t *to, const struct shard *shard, const uint8_t *
             element /= extent;
         }
     }
-    memcpy(to, data + at, size);
+    read_memory(to, data + at, size);
 }
 
 static void copy_all(struct fake *fake) {
@@ -143,7 +153,7 @@ static void copy_all(struct fake *fake) {
         uint8_t *to = capture->image + fake->layout.shard_offset[fake->layout.order[i]];
         const uint8_t *data = shard_data(fake, &shard);
         if (shard.contiguous)
-            memcpy(to, data, shard_bytes(&shard));
+            read_memory(to, data, shard_bytes(&shard));
         else
             for (uint64_t element = 0; element < shard_bytes(&shard) / size; element++)
                 copy_element(to + element * size, &shard, data, element);
@@ -564,6 +574,10 @@ static void on_message(struct fake *fake, struct connection *connection) {
         fprintf(stderr, "fake daemon: %s\n", problem.text);
         abort();
     }
+    /* First, so that whoever has its answer finds it counted. */
+    pthread_mutex_lock(&fake->lock);
+    fake->counts[message.opcode]++;
+    pthread_mutex_unlock(&fake->lock);
     int fault = fake->knobs.fault[message.opcode];
     static const char broken[] = "broken on purpose";
     switch (fault) {
@@ -594,10 +608,6 @@ static void on_message(struct fake *fake, struct connection *connection) {
         break;
     }
     wire_packet_close(&packet);
-    /* Last, so that a test that has seen the count sees what came of it. */
-    pthread_mutex_lock(&fake->lock);
-    fake->counts[message.opcode]++;
-    pthread_mutex_unlock(&fake->lock);
 }
 
 static void on_connect(struct fake *fake) {
