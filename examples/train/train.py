@@ -253,7 +253,8 @@ def train(args):
             losses.write(step=step, loss=loss)
 
             at, saving = time.time(), time.perf_counter()
-            saved = ckpt.save(step, to="GLOBAL" if (step + 1) % args.every == 0 else "LOCAL")  # returns at once
+            deep = (step + 1) % args.every == 0 or step + 1 == args.steps
+            saved = ckpt.save(step, to="GLOBAL" if deep else "LOCAL")  # returns at once
             save_ms = milliseconds_since(saving)
             # --------------------------------------------------------------------------------------
             times.write(
@@ -276,7 +277,7 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, required=True, help="directory for losses, times and digests")
     parser.add_argument("--job", default="train", help="the name under which checkpoints are kept")
     parser.add_argument("--no-checkpoint", action="store_true", help="train without ckptd")
-    parser.add_argument("--every", type=int, default=5, help="every so many steps the checkpoint goes to GLOBAL")
+    parser.add_argument("--every", type=int, default=5, help="every so many steps, and at last, the checkpoint goes to GLOBAL")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--text", help="a file to learn from; default: Python's standard library")
     parser.add_argument("--seed", type=int, default=1)
