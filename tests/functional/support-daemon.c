@@ -79,26 +79,42 @@ void daemon_start_with(const char *name, const char *value) {
     EVENTUALLY(answers());
 }
 
-/* A child named ckptd that we did not start. */
-static pid_t on_demand(void) {
+/* Our children named ckptd that we did not start; *ret_pid (one of them) stays as it is if there is none. Those that
+ * found another daemon serving have ended: they are only waited for. */
+static unsigned on_demand(pid_t *ret_pid) {
     DIR *processes = opendir("/proc");
-    pid_t found = 0;
-    for (struct dirent *entry; processes && !found && (entry = readdir(processes));) {
+    unsigned found = 0;
+    for (struct dirent *entry; processes && (entry = readdir(processes));) {
         char path[300], state;
         int pid = atoi(entry->d_name), parent;
         snprintf(path, sizeof path, "/proc/%d/stat", pid);
-        FILE *file = pid ? fopen(path, "re") : NULL;
-        if (file && fscanf(file, "%*d (ckptd) %c %d", &state, &parent) == 2 && parent == getpid() && state != 'Z')
-            found = pid;
+        FILE *file = pid && pid != foreground ? fopen(path, "re") : NULL;
+        bool ours = file && fscanf(file, "%*d (ckptd) %c %d", &state, &parent) == 2 && parent == getpid();
         if (file)
             fclose(file);
+        if (ours && state == 'Z') {
+            waitpid(pid, NULL, 0);
+        } else if (ours) {
+            *ret_pid = pid;
+            found++;
+        }
     }
     if (processes)
         closedir(processes);
     return found;
 }
 
-pid_t daemon_pid(void) { return foreground ? foreground : on_demand(); }
+unsigned daemons_on_demand(void) {
+    pid_t pid;
+    return on_demand(&pid);
+}
+
+pid_t daemon_pid(void) {
+    pid_t pid = foreground;
+    if (!foreground)
+        on_demand(&pid);
+    return pid;
+}
 
 static int gone(pid_t pid) {
     int status = 0;

@@ -169,7 +169,7 @@ static int process_wait(pid_t pid) {
     uint64_t end = now_ms() + 4 * PATIENCE_MS;
     for (int status;;) {
         pid_t ended = waitpid(pid, &status, WNOHANG);
-        if (ended == pid)
+        if (ended > 0)
             return status;
         CHECK(ended == 0);
         if (now_ms() > end)
@@ -188,6 +188,8 @@ void process_join(pid_t pid) {
     if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
         FAIL("process %d ended with status 0x%x", pid, status);
 }
+
+void process_gone(pid_t pid) { process_wait(pid); }
 
 void *shared_memory(size_t size) {
     void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

@@ -98,6 +98,8 @@ void daemon_start_with(const char *name, const char *value);
 pid_t daemon_pid(void);
 /* Sends the signal and waits for the end. Returns the wait status. */
 int daemon_end(int signal_number);
+/* How many that were started on demand are running. */
+unsigned daemons_on_demand(void);
 /* Waits until it has ended by itself. Returns the wait status. */
 int daemon_gone(void);
 /* SIGTERM; it must exit with 0. */
@@ -121,8 +123,10 @@ bool daemon_logged(const char *words);
 pid_t process_start(void (*fn)(void *argument), void *argument);
 void process_signal(pid_t pid, int signal_number);
 void process_kill(pid_t pid);
-/* Waits for the end; it must have exited with 0. */
+/* Waits for the end (-1: of any child); it must have exited with 0. */
 void process_join(pid_t pid);
+/* Waits for the end, whatever it is. */
+void process_gone(pid_t pid);
 /* Memory that forked processes share with us, zeroed. */
 void *shared_memory(size_t size);
 
