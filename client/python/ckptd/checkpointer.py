@@ -20,7 +20,8 @@ from .watchdog import Doubling, DurabilityWatch, log
 #: Version of the inline state's JSON.
 STATE_FORMAT = 1
 
-#: Results of a save that are the program's fault and never go away by themselves.
+#: Results of a save that are the program's fault and never go away by themselves. So is a limit, but only at the first
+#: save: a job that ran for days is not ended by it.
 _PROGRAMMER = (binding.E_INVALID, binding.E_EXISTS, binding.E_FORKED, binding.E_MISMATCH)
 
 
@@ -85,6 +86,7 @@ class Checkpointer:
         self._rng = rng
         self._allow_pickle = allow_pickle
         self._pending: Optional[int] = None
+        self._checking = False
         self._last_step: Optional[int] = None
         self._saves, self._fences = Doubling("checkpoint not saved"), Doubling("checkpoint lost")
         self._watch = DurabilityWatch(max_unsaved, on_unsaved)
@@ -218,6 +220,7 @@ class Checkpointer:
                 outcome = (SaveResult.SAVED, SaveResult.SKIPPED, SaveResult.ALREADY)[result]
             if outcome is SaveResult.SAVED:
                 self._pending = self._last_step = step
+                self._checking = check
                 self._saves.succeeded()
             elif outcome is not SaveResult.FAILED:
                 self._registry.release()
@@ -227,7 +230,8 @@ class Checkpointer:
             return outcome
 
     def _report(self, doubling: Doubling, step: int, error: CheckpointError) -> None:
-        if self._on_failure == "raise" or error.code in _PROGRAMMER:
+        too_much = error.code == binding.E_LIMIT and self._last_step is None
+        if self._on_failure == "raise" or error.code in _PROGRAMMER or too_much:
             raise error
         doubling.failed("step %d: %s" % (step, error))
 
@@ -270,6 +274,8 @@ class Checkpointer:
             wanted = self._last_step if step is None else step
             if wanted is None:
                 raise ValueError("nothing was saved yet; name a step")
+            if self._checking and self._pending == wanted:
+                self.fence()  # the second look is taken at the fence, and nothing is durable before it
             scope = binding.PART if part else binding.VERSION
             return handle.wait(wanted, int(Level.of(level)), scope, timeout) == binding.OK
 

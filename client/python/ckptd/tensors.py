@@ -63,11 +63,12 @@ def describe(value: Any, name: str) -> Optional[Leaf]:
 
 
 def create(dtype: int, shape: Sequence[int], like: Any = None) -> Any:
-    """An uninitialised CPU tensor; laid out in memory like the tensor `like` where the shape is the same."""
+    """An uninitialised CPU tensor; laid out (and sharded) like the tensor `like` where the shape is the same."""
     if dtype not in _DTYPES:
         raise ValueError("this torch has no dtype %s; a newer one is needed" % binding.DTYPE_NAMES[dtype])
-    if like is not None and tuple(like.shape) == tuple(shape) and not _is_dtensor(like):
-        return torch.empty_like(like.detach(), dtype=_DTYPES[dtype], device="cpu", requires_grad=False)
+    if like is not None and tuple(like.shape) == tuple(shape):
+        with torch.no_grad():
+            return torch.empty_like(like.detach(), dtype=_DTYPES[dtype])
     return torch.empty(tuple(shape), dtype=_DTYPES[dtype])
 
 
