@@ -52,7 +52,7 @@ struct drain {
     struct loop_op watch;
     uint64_t pending; /* bytes not written yet */
     uint64_t progress, watched;
-    bool stuck;
+    bool stuck, over;
     int result;
     struct problem problem;
 };
@@ -69,7 +69,7 @@ static uint32_t active_limit(const struct lane *lane) {
 static void watch_elapsed(struct loop_op *op) {
     struct drain *drain = CONTAINER_OF(op, struct drain, watch);
     struct lane *lane = drain->lane;
-    if (op->result < 0) /* cancelled: the drain is over and waited for this */
+    if (op->result < 0 || drain->over) /* drain_freed waits for this */
         return;
     bool waits_for_tier = drain->in_flight || (drain->state != DRAIN_PAUSED && loop_op_busy(&drain->op));
     if (waits_for_tier && drain->watched == drain->progress && !drain->stuck) {
@@ -128,6 +128,9 @@ static void drain_end(struct drain *drain) {
     struct part *part = drain->part;
     struct lane *lane = drain->lane;
     assert(!drain->in_flight && !loop_op_busy(&drain->op));
+    drain->over = true;
+    if (part->urgent)
+        lane->urgent--;
     set_pending(drain, 0);
     lane->pending_parts--;
     if (drain->stuck)
@@ -228,6 +231,7 @@ int drain_new(struct part *part, uint32_t index) {
         TAILQ_INSERT_TAIL(&lane->waiting, drain, link);
     set_pending(drain, part->source.image_size);
     lane->pending_parts++;
+    lane->urgent += part->urgent;
     enforce_backlog(lane, index, part);
     if (part->captured)
         lane_pump(lane);
@@ -239,7 +243,7 @@ int drain_new(struct part *part, uint32_t index) {
 static void pause_elapsed(struct loop_op *op) {
     struct drain *drain = CONTAINER_OF(op, struct drain, op);
     struct lane *lane = drain->lane;
-    if (drain->part->state == PART_FAILED) {
+    if (part_pointless(drain->part)) {
         drain_over(drain);
         return;
     }
@@ -261,7 +265,7 @@ static void pause_elapsed(struct loop_op *op) {
 static void try_over(struct drain *drain) {
     struct part *part = drain->part;
     struct server *server = drain_server(drain);
-    if (part->state == PART_FAILED) {
+    if (part_pointless(part)) {
         drain_over(drain);
         return;
     }
@@ -292,7 +296,13 @@ static void drain_give_up(struct drain *drain) {
         try_over(drain);
 }
 
+static void drain_there_already(struct drain *drain);
+
 static void drain_error(struct drain *drain, int error, const struct problem *problem) {
+    if (error == -EEXIST) {
+        drain_there_already(drain);
+        return;
+    }
     drain->tries++;
     drain->problem = *problem;
     lane_error(drain->lane, problem);
@@ -341,7 +351,7 @@ void lane_pump(struct lane *lane) {
     struct drain *drain, *next;
     for (drain = TAILQ_FIRST(&lane->waiting); drain && lane->active_count < active_limit(lane); drain = next) {
         next = TAILQ_NEXT(drain, link);
-        if (drain->part->captured && drain->part->state != PART_FAILED)
+        if (drain->part->captured && !part_pointless(drain->part))
             drain_begin(drain);
     }
     TAILQ_FOREACH(drain, &lane->active, link)
@@ -514,11 +524,12 @@ static void drain_write(struct drain *drain) {
     while (drain->state == DRAIN_WRITING && !drain->encoding && drain->next < part->captured &&
            lane->writes < lane->config.depth) {
         struct slot *slot = free_slot(drain);
-        if (!slot || !lane_rate_allows(lane, part->chunks[drain->next].length))
+        bool yields = lane->urgent && !part->urgent;
+        if (!slot || yields || (!part->urgent && !lane_rate_allows(lane, part->chunks[drain->next].length)))
             return;
         bool in_memory = part->chunks[drain->next].buffer != NULL;
         if (!in_memory && !drain->holding &&
-            holding_new(part->version->job, part->version->id, part->rank, &drain->holding) < 0) {
+            holding_new(part->version->job, part->version->id, part->rank, &part->image_digest, &drain->holding) < 0) {
             struct problem problem = PROBLEM_NONE;
             drain_error(drain, problem_set(&problem, -ENOMEM, "out of memory"), &problem);
             return;
@@ -584,6 +595,27 @@ static void finish_run(struct loop_op *op) {
     drain->result = r;
 }
 
+/* The version stays where a callback of ours still needs it. */
+static void drain_over_with(struct drain *drain, void (*then)(struct version *version, uint32_t lane)) {
+    struct version *version = drain->part->version;
+    uint32_t index = drain->lane_index;
+    version->busy++;
+    drain_over(drain);
+    version->busy--;
+    then(version, index);
+}
+
+/* A part of this rank and step was committed before this daemon began (a rank that repeats what the
+ * run has done): a committed part is never replaced. */
+static void drain_there_already(struct drain *drain) {
+    log_warning(drain_server(drain)->log,
+                "the tier has this part from before, it stays: job=%s step=%llu rank=%u tier=%s",
+                drain->part->version->job->name, (unsigned long long)drain->part->version->id.step, drain->part->rank,
+                drain->lane->config.name);
+    part_there_already(drain->part, drain->lane_index);
+    drain_over_with(drain, version_there_already);
+}
+
 static void finish_done(struct loop_op *op) {
     struct drain *drain = CONTAINER_OF(op, struct drain, op);
     struct part *part = drain->part;
@@ -594,18 +626,13 @@ static void finish_done(struct loop_op *op) {
         return;
     }
     drain_server(drain)->counters.parts_committed++;
-    uint32_t index = drain->lane_index;
-    part_committed(part, index);
-    struct version *version = part->version;
-    version->busy++;
-    drain_over(drain);
-    version->busy--;
-    version_committed(version, index);
+    part_committed(part, drain->lane_index);
+    drain_over_with(drain, version_committed);
 }
 
 void drain_advance(struct drain *drain) {
     struct part *part = drain->part;
-    if (part->state == PART_FAILED) {
+    if (part_pointless(part)) {
         if (drain->state == DRAIN_WAITING)
             drain_over(drain);
         else if (drain->state == DRAIN_WRITING)

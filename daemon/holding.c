@@ -27,6 +27,7 @@ struct holding {
     struct job *job;
     struct version_id version;
     uint32_t rank;
+    struct digest image_digest;
     struct copy *copy;          /* in use; NULL: none yet */
     uint32_t next_lane;         /* to try when there is none */
     struct pool_buffer **slots; /* the cache of fetched chunks, once the copy is known */
@@ -50,7 +51,8 @@ struct holding {
 
 static void holding_start(struct holding_request *request);
 
-int holding_new(struct job *job, struct version_id version, uint32_t rank, struct holding **ret_holding) {
+int holding_new(struct job *job, struct version_id version, uint32_t rank, const struct digest *image_digest,
+                struct holding **ret_holding) {
     struct holding *holding = calloc(1, sizeof *holding);
     if (!holding)
         return -ENOMEM;
@@ -58,6 +60,7 @@ int holding_new(struct job *job, struct version_id version, uint32_t rank, struc
     holding->job = job_ref(job);
     holding->version = version;
     holding->rank = rank;
+    holding->image_digest = *image_digest;
     TAILQ_INIT(&holding->waiting);
     *ret_holding = holding;
     return 0;
@@ -116,6 +119,12 @@ static void open_run(struct loop_op *op) {
     char path[TIER_PATH_MAX];
     int r = catalog_read_manifest(tier, holding->job->name, holding->version, holding->rank, &holding->open_manifest,
                                   &holding->open_problem);
+    if (!r && !digest_equal(&holding->open_manifest.summary.image_digest, &holding->image_digest)) {
+        r = problem_set(&holding->open_problem, -EBADMSG,
+                        "tier %s: the part of rank %u is not the one that the version's index describes", tier->name,
+                        holding->rank);
+        manifest_deinit(&holding->open_manifest);
+    }
     if (!r) {
         layout_file(holding->job->directory, holding->version, holding->open_manifest.summary.data_file, path);
         r = tier_open(tier, path, &holding->open_file);
@@ -284,7 +293,8 @@ static void verify_done(struct loop_op *op) {
               (unsigned long long)holding->version.step, holding->rank, request->index);
     struct version *version = job_find_version(holding->job, holding->version);
     struct part *part = version ? version_find_part(version, holding->rank) : NULL;
-    if (part && part->chunks[request->index].buffer == request->buffer && request->buffer->slot) {
+    if (part && request->index < part->chunk_count && part->chunks[request->index].buffer == request->buffer &&
+        request->buffer->slot) {
         pool_buffer_uncache(request->buffer);
         pool_buffer_unref(STEAL(part->chunks[request->index].buffer));
     } else if (holding->slots && holding->slots[request->index] == request->buffer) {
@@ -304,7 +314,9 @@ static bool start_from_memory(struct holding_request *request) {
     struct version *version = job_find_version(holding->job, holding->version);
     struct part *part = version ? version_find_part(version, holding->rank) : NULL;
     struct pool_buffer *buffer = NULL;
-    if (part && part->state == PART_CAPTURED && request->index < part->chunk_count) {
+    bool same = part && part->state == PART_CAPTURED && !part->foreign &&
+                digest_equal(&part->image_digest, &holding->image_digest);
+    if (same && request->index < part->chunk_count) {
         buffer = part->chunks[request->index].buffer;
         request->digest = part->chunks[request->index].digest;
         request->length = part->chunks[request->index].length;
@@ -331,6 +343,7 @@ static void holding_start(struct holding_request *request) {
         if (holding->next_lane == holding->job->lane_count) {
             int error = holding->last_error ? holding->last_error : -ENOENT;
             request->problem = holding->problem;
+            holding->next_lane = 0; /* a tier that failed may answer the next time */
             request_answer(request, problem_set(&request->problem, error, "no tier has a good copy of rank %u's part",
                                                 holding->rank));
             return;
@@ -377,4 +390,11 @@ void holding_get(struct holding *holding, struct holding_request *request) {
     request->waiter = (struct pool_waiter){.fn = room_came};
     request->op = LOOP_OP_INIT;
     holding_start(request);
+}
+
+void holding_cancel(struct holding_request *request) {
+    if (!request->waiter.queued)
+        return;
+    pool_unwait(holding_server(request->holding)->pool, &request->waiter);
+    request_answer(request, problem_set(&request->problem, -ECANCELED, "the fetch was given up"));
 }

@@ -35,7 +35,11 @@ struct holding_request {
     bool from_memory;
 };
 
-int holding_new(struct job *job, struct version_id version, uint32_t rank, struct holding **ret_holding) MUST_CHECK;
+/* `image_digest`: what the version's index says of this part; whatever differs from it is not this part. */
+int holding_new(struct job *job, struct version_id version, uint32_t rank, const struct digest *image_digest,
+                struct holding **ret_holding) MUST_CHECK;
 struct holding *holding_ref(struct holding *holding);
 void holding_unref(struct holding *holding);
 void holding_get(struct holding *holding, struct holding_request *request);
+/* If it waits for room in the pool: it ends with -ECANCELED. Otherwise it ends by itself. */
+void holding_cancel(struct holding_request *request);

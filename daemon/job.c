@@ -10,7 +10,7 @@
 #define JOBS_IDLE_MAX 64 /* jobs nobody uses, kept for what they hold in memory */
 #define LOOK_FIRST_NS (50 * NANOSECONDS_PER_MS)
 #define LOOK_LAST_NS (2 * NANOSECONDS_PER_SECOND)
-#define LOOK_TRIES_AFTER_ERROR 20
+#define PUBLISH_OTHERS_NS (5 * NANOSECONDS_PER_SECOND)
 
 static struct loop *job_loop(struct job *job) { return job->server->loop; }
 
@@ -34,6 +34,7 @@ static void job_free(struct job *job) {
         lane_unref(job->lanes[i]);
     }
     TAILQ_REMOVE(&job->server->jobs, job, link);
+    free(job->closed_ranks);
     free(job);
 }
 
@@ -141,7 +142,6 @@ static void sessions_changed(struct job *job) {
 /* ---- the run's heartbeat ---- */
 
 static void heartbeat_elapsed(struct loop_op *op);
-static void run_over(struct job *job);
 
 static void heartbeat_start(struct job *job) {
     if (!job->sessions || loop_op_busy(&job->heartbeat_timer) || loop_op_busy(&job->heartbeat))
@@ -153,8 +153,36 @@ static void heartbeat_start(struct job *job) {
 
 static void touch_run(struct loop_op *op) {
     struct job *job = CONTAINER_OF(op, struct job, heartbeat);
-    op->result = claim_touch(job->lanes[job->decider]->tier, job->name, job->run.generation);
+    op->result = claim_touch(job->lanes[job->decider]->tier, job->name, job->heartbeat_generation);
 }
+
+static void end_run(struct loop_op *op) {
+    struct job *job = CONTAINER_OF(op, struct job, heartbeat);
+    op->result = claim_end(job->lanes[job->decider]->tier, job->name, job->heartbeat_generation);
+}
+
+static void end_done(struct loop_op *op);
+
+/* Every rank said goodbye here: the next run need not wait for the heartbeat to lapse. */
+static void end_start(struct job *job) {
+    job->end_due = false;
+    job->heartbeat_generation = job->run.generation;
+    job_ref(job);
+    loop_work(job_loop(job), &job->heartbeat, job->lanes[job->decider]->group, end_run, end_done);
+}
+
+/* What the heartbeat's work leaves to be done next. */
+static void heartbeat_over(struct job *job) {
+    struct server *server = job->server;
+    if (job->end_due)
+        end_start(job);
+    else
+        heartbeat_start(job);
+    job_unref(job);
+    server_settled(server);
+}
+
+static void end_done(struct loop_op *op) { heartbeat_over(CONTAINER_OF(op, struct job, heartbeat)); }
 
 static void touch_done(struct loop_op *op) {
     struct job *job = CONTAINER_OF(op, struct job, heartbeat);
@@ -165,49 +193,27 @@ static void touch_done(struct loop_op *op) {
                     op->result < 0 ? strerror((int)-op->result) : "it is gone", CLAIM_LAPSE_MS / 1000);
         lane_error(job->lanes[job->decider], &problem);
     }
-    if (job->sessions)
-        heartbeat_start(job);
-    else
-        run_over(job); /* the goodbyes came during the touch */
-    struct server *server = job->server;
-    job_unref(job);
-    server_settled(server);
+    heartbeat_over(job);
 }
 
 static void heartbeat_elapsed(struct loop_op *op) {
     struct job *job = CONTAINER_OF(op, struct job, heartbeat_timer);
-    if (op->result == 0 && job->sessions)
+    if (op->result == 0 && job->sessions && !loop_op_busy(&job->heartbeat)) {
+        job->heartbeat_generation = job->run.generation;
         loop_work(job_loop(job), &job->heartbeat, job->lanes[job->decider]->group, touch_run, touch_done);
-    else
-        job_unref(job);
-}
-
-static void end_run(struct loop_op *op) {
-    struct job *job = CONTAINER_OF(op, struct job, heartbeat);
-    op->result = claim_end(job->lanes[job->decider]->tier, job->name, job->run.generation);
-}
-
-static void end_done(struct loop_op *op) {
-    struct job *job = CONTAINER_OF(op, struct job, heartbeat);
-    struct server *server = job->server;
-    heartbeat_start(job);
-    job_unref(job);
-    server_settled(server);
-}
-
-/* Every rank said goodbye here: the next run need not wait for the heartbeat to lapse. */
-static void run_over(struct job *job) {
-    if (job->closed_ranks < job->run.world || loop_op_busy(&job->heartbeat))
         return;
-    job_ref(job);
-    loop_work(job_loop(job), &job->heartbeat, job->lanes[job->decider]->group, end_run, end_done);
+    }
+    heartbeat_start(job); /* cancelled when the last session left: there may be one again */
+    job_unref(job);
 }
-
-bool job_ending(struct job *job) { return !job->sessions && loop_op_busy(&job->heartbeat); }
 
 void job_joined(struct job *job, const struct run_record *record) {
-    if (job->run.generation != record->generation)
-        job->closed_ranks = 0;
+    if (job->run.generation != record->generation) {
+        free(job->closed_ranks);
+        job->closed_ranks = calloc(record->world / 8 + 1, 1); /* without it the run just is not marked as ended */
+        job->closed_count = 0;
+        job->end_due = false;
+    }
     job->run = *record;
 }
 
@@ -216,15 +222,26 @@ void job_session_opened(struct job *job) {
     heartbeat_start(job);
 }
 
-void job_session_closed(struct job *job, bool orderly) {
+void job_session_closed(struct job *job, uint32_t rank, bool orderly) {
     assert(job->sessions);
     job->sessions--;
-    job->closed_ranks += orderly;
+    uint8_t bit = (uint8_t)(1 << rank % 8);
+    if (orderly && job->closed_ranks && !(job->closed_ranks[rank / 8] & bit)) {
+        job->closed_ranks[rank / 8] |= bit;
+        job->closed_count++;
+    }
     if (job->sessions)
         return;
     loop_cancel(job_loop(job), &job->heartbeat_timer);
-    run_over(job);
+    if (job->closed_count < job->run.world)
+        return;
+    if (loop_op_busy(&job->heartbeat))
+        job->end_due = true;
+    else
+        end_start(job);
 }
+
+bool job_ending(struct job *job) { return !job->sessions && loop_op_busy(&job->heartbeat); }
 
 /* ---- versions ---- */
 
@@ -265,6 +282,11 @@ struct version *job_version(struct job *job, struct version_id id, uint32_t worl
     else
         TAILQ_INSERT_HEAD(&job->versions, version, link);
     job->version_count++;
+    if (job->version_count > JOB_VERSIONS_MAX) {
+        version->busy++; /* it is wanted now */
+        job_prune(job);
+        version->busy--;
+    }
     return version;
 }
 
@@ -301,20 +323,29 @@ bool job_unsettled(struct job *job) {
     return false;
 }
 
+bool job_completing(struct job *job) {
+    struct version *version;
+    TAILQ_FOREACH(version, &job->versions, link)
+    for (uint32_t i = 0; i < job->lane_count; i++)
+        if (loop_op_busy(&version->lanes[i].op) || loop_op_busy(&version->lanes[i].timer))
+            return true;
+    return false;
+}
+
 void job_prune(struct job *job) {
     struct version *version, *next;
     uint32_t with_parts = 0;
     for (version = TAILQ_LAST(&job->versions, version_list); version; version = next) {
         next = TAILQ_PREV(version, version_list, link);
-        if (version_busy(version))
+        if (TAILQ_EMPTY(&version->parts) || version_busy(version) || ++with_parts <= JOB_VERSIONS_WITH_PARTS)
             continue;
-        if (!TAILQ_EMPTY(&version->parts) && ++with_parts > JOB_VERSIONS_WITH_PARTS) {
-            struct part *part;
-            while ((part = TAILQ_FIRST(&version->parts)))
-                part_free(part);
-        }
-        if (job->version_count > JOB_VERSIONS_MAX && TAILQ_EMPTY(&version->parts) &&
-            version == TAILQ_FIRST(&job->versions))
+        struct part *part;
+        while ((part = TAILQ_FIRST(&version->parts)))
+            part_free(part);
+    }
+    for (version = TAILQ_FIRST(&job->versions); version && job->version_count > JOB_VERSIONS_MAX; version = next) {
+        next = TAILQ_NEXT(version, link);
+        if (TAILQ_EMPTY(&version->parts) && !version_busy(version))
             version_free(version);
     }
 }
@@ -368,9 +399,12 @@ static void version_complete(struct version *version, uint32_t lane) {
     server->counters.versions_complete++;
     uint64_t now = loop_wall(server->loop);
     job_note_durable(job, job->lanes[lane]->config.level, version->id, now);
+    for (uint32_t i = 0; i < lane; i++) /* what is older may go there, too, complete or not */
+        if (version->lanes[i].committed)
+            job_sweep(job, i);
     log_debug(server->log, "complete job=%s generation=%llu step=%llu tier=%s after_ms=%llu", job->name,
-             (unsigned long long)version->id.generation, (unsigned long long)version->id.step,
-             job->lanes[lane]->config.name, (unsigned long long)((now - version->created_ns) / NANOSECONDS_PER_MS));
+              (unsigned long long)version->id.generation, (unsigned long long)version->id.step,
+              job->lanes[lane]->config.name, (unsigned long long)((now - version->created_ns) / NANOSECONDS_PER_MS));
     job_sweep(job, lane);
 }
 
@@ -411,8 +445,10 @@ static void complete_start(struct version *version, uint32_t lane) {
     if (vl->complete || vl->failed || version->doomed || loop_op_busy(&vl->op))
         return;
     uint64_t waited = loop_now(job_loop(job)) - vl->first_ns;
-    vl->op_publish = vl->committed >= version->world || version_find_part(version, 0) ||
-                     waited > job->server->config->takeover_ms * NANOSECONDS_PER_MS;
+    /* Anybody may publish, the bytes are the same; rank 0's daemon goes first, so that not every node
+     * lists the directory. */
+    vl->op_publish = vl->committed >= version->world || version_find_part(version, 0) || !job->sessions ||
+                     waited > PUBLISH_OTHERS_NS;
     vl->op_nonce = server_nonce(job->server);
     job_ref(job);
     version->busy++;
@@ -438,7 +474,10 @@ static void look_again(struct version *version, uint32_t lane) {
     struct job *job = version->job;
     const struct job_durable *durable = &job->durable[job->lanes[lane]->config.level];
     bool outdated = durable->found && version_compare(durable->id, version->id) > 0;
-    bool over = version->id.generation != job->run.generation || !job->sessions;
+    uint64_t waited = loop_now(job_loop(job)) - vl->first_ns;
+    /* Also after this node's ranks have left: the others' parts may be on their way. */
+    bool over = version->id.generation != job->run.generation ||
+                waited > 2 * job->server->config->takeover_ms * NANOSECONDS_PER_MS;
     if (outdated || over || job->server->stopping || loop_op_busy(&vl->timer))
         return;
     vl->retry_ns = vl->retry_ns ? min_u64(vl->retry_ns * 2, LOOK_LAST_NS) : LOOK_FIRST_NS;
@@ -452,6 +491,13 @@ void version_committed(struct version *version, uint32_t lane) {
     if (!vl->committed++)
         vl->first_ns = loop_now(job_loop(version->job));
     sessions_changed(version->job);
+    complete_start(version, lane);
+}
+
+void version_there_already(struct version *version, uint32_t lane) {
+    sessions_changed(version->job);
+    if (!version->lanes[lane].first_ns)
+        version->lanes[lane].first_ns = loop_now(job_loop(version->job));
     complete_start(version, lane);
 }
 
@@ -573,7 +619,7 @@ int job_level_reached(struct job *job, struct version_id id, uint32_t rank, enum
     if (part && part->state == PART_FAILED)
         return problem_set(problem, CODE_E_LOST, "step %llu was given up: %s", (unsigned long long)id.step,
                            part->problem.text);
-    if (version->doomed && whole_version)
+    if (version->doomed)
         return problem_set(problem, CODE_E_LOST, "step %llu can never be complete: a rank has no part of it",
                            (unsigned long long)id.step);
     if (possible)
@@ -590,9 +636,8 @@ static void sweep_start(struct sweep *sweep);
 static void sweep_run(struct loop_op *op) {
     struct sweep *sweep = CONTAINER_OF(op, struct sweep, op);
     struct job *job = sweep->job;
-    struct retention_busy busy = {.items = sweep->busy, .count = sweep->busy_count};
-    op->result = retention_sweep(job->lanes[sweep->lane]->tier, job->name, &sweep->policy, sweep->generation, busy,
-                                 sweep->nonce, &sweep->removed, &sweep->problem);
+    op->result = retention_sweep(job->lanes[sweep->lane]->tier, job->name, &sweep->policy, sweep->generation,
+                                 sweep->known, sweep->nonce, &sweep->removed, &sweep->problem);
 }
 
 static void sweep_timer_elapsed(struct loop_op *op) {
@@ -610,7 +655,7 @@ static void sweep_done(struct loop_op *op) {
     if (op->result < 0)
         lane_error(job->lanes[sweep->lane], &sweep->problem);
     server->counters.versions_removed += sweep->removed;
-    free(STEAL(sweep->busy));
+    free(STEAL(sweep->ids));
     if (sweep->again && !server->stopping) {
         sweep_start(sweep);
     } else if (sweep->removed && !loop_op_busy(&sweep->timer) && !server->stopping) {
@@ -629,16 +674,24 @@ static void sweep_start(struct sweep *sweep) {
     const struct config_tier *config = &job->lanes[sweep->lane]->config;
     struct version *version;
     sweep->again = false;
-    sweep->busy = malloc((job->version_count + 1 /* resume */) * sizeof *sweep->busy);
-    if (!sweep->busy)
+    sweep->ids = malloc((2 * (size_t)job->version_count + 1 /* resume */) * sizeof *sweep->ids);
+    if (!sweep->ids)
         return;
-    sweep->busy_count = 0;
+    size_t busy = 0, elsewhere = 0;
     TAILQ_FOREACH(version, &job->versions, link)
     if (version_busy(version))
-        sweep->busy[sweep->busy_count++] = version->id;
+        sweep->ids[busy++] = version->id;
     /* Run files, which say what a run resumes from, exist only in the deciding tier. */
     if (job->run.resumes && job->complete_generation[sweep->lane] < job->run.generation)
-        sweep->busy[sweep->busy_count++] = (struct version_id){job->run.resume_generation, job->run.resume_step};
+        sweep->ids[busy++] = (struct version_id){job->run.resume_generation, job->run.resume_step};
+    TAILQ_FOREACH(version, &job->versions, link)
+    for (uint32_t i = sweep->lane + 1; i < job->lane_count; i++)
+        if (version->lanes[i].complete) {
+            sweep->ids[busy + elsewhere++] = version->id;
+            break;
+        }
+    sweep->known = (struct retention_known){
+        .busy = sweep->ids, .busy_count = busy, .elsewhere = sweep->ids + busy, .elsewhere_count = elsewhere};
     sweep->removed = 0;
     sweep->nonce = server_nonce(job->server);
     sweep->generation = job->run.generation;

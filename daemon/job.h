@@ -42,7 +42,7 @@ struct version {
     uint32_t world;
     struct part_list parts;
     uint32_t captured; /* parts */
-    bool doomed;       /* a part is absent: it can never be complete */
+    bool doomed;       /* a part is absent: it cannot be complete, unless that rank's save is retried */
     uint64_t created_ns;
     struct version_lane lanes[LANES_MAX];
     uint32_t busy; /* operations in flight that use it, restores that read it */
@@ -54,8 +54,8 @@ struct sweep {
     uint32_t lane;
     struct loop_op op, timer;
     bool again;
-    struct version_id *busy;
-    size_t busy_count;
+    struct version_id *ids; /* busy ones, then those complete elsewhere */
+    struct retention_known known;
     uint32_t removed;
     uint64_t nonce, generation;
     struct retention_policy policy;
@@ -79,9 +79,10 @@ struct job {
     uint32_t lane_count;
     uint32_t decider; /* index of the lane whose run file decides */
 
-    struct run_record run;        /* generation 0: none joined yet */
-    uint32_t sessions;            /* open ones */
-    uint64_t closed_ranks;        /* orderly goodbyes of this run */
+    struct run_record run; /* generation 0: none joined yet */
+    uint32_t sessions;     /* open ones */
+    uint8_t *closed_ranks; /* bitmap over the run's ranks: said goodbye here */
+    uint32_t closed_count;
     struct version_list versions; /* ascending */
     uint32_t version_count;
     struct job_durable durable[LEVEL_COUNT];
@@ -90,6 +91,8 @@ struct job {
     uint64_t report_number;
 
     struct loop_op heartbeat_timer, heartbeat;
+    uint64_t heartbeat_generation; /* of the work in flight */
+    bool end_due;                  /* the run is to be marked as ended once the heartbeat's work is over */
     struct sweep sweeps[LANES_MAX];
 };
 
@@ -103,7 +106,7 @@ void job_unref(struct job *job);
 void job_joined(struct job *job, const struct run_record *record);
 /* Sessions come and go; the first starts the heartbeat, `orderly` counts a goodbye. */
 void job_session_opened(struct job *job);
-void job_session_closed(struct job *job, bool orderly);
+void job_session_closed(struct job *job, uint32_t rank, bool orderly);
 
 /* The version of this id, made if it is new (NULL: out of memory). */
 struct version *job_version(struct job *job, struct version_id id, uint32_t world);
@@ -113,6 +116,8 @@ struct part *version_find_part(struct version *version, uint32_t rank);
 /* A part's capture ended; a part was committed in a lane; a part failed or was left out there. */
 void version_captured(struct version *version);
 void version_committed(struct version *version, uint32_t lane);
+/* The tier has a part of this rank and step already, from before this daemon: that one counts. */
+void version_there_already(struct version *version, uint32_t lane);
 void version_failed(struct version *version, uint32_t lane, const struct problem *problem);
 void version_superseded(struct version *version, uint32_t lane);
 /* The save of this rank yielded no part: other ranks' parts must not wait or pile up. */
@@ -126,6 +131,8 @@ int job_level_reached(struct job *job, struct version_id id, uint32_t rank, enum
 void job_note_durable(struct job *job, enum level level, struct version_id id, uint64_t wall_ns);
 /* Anything captured of this job that is not yet durable anywhere? */
 bool job_unsettled(struct job *job);
+/* A version of this daemon's waits for other nodes' parts, or is being completed? */
+bool job_completing(struct job *job);
 /* The word that its run is over is being written. */
 bool job_ending(struct job *job);
 /* Runs retention in a lane, now or after the sweep that runs. */

@@ -25,6 +25,7 @@ struct lane {
     struct drain_list active;
     uint32_t active_count;
     uint32_t writes; /* chunks in flight, over all active drains */
+    uint32_t urgent; /* drains of urgent saves: the others wait for them */
 
     uint64_t pending_bytes;
     uint32_t pending_parts;

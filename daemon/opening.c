@@ -11,6 +11,7 @@
 
 #include <errno.h>
 
+#define LEFTOVERS_MAX 4 /* versions per tier that an opening tries to complete */
 #define SETTLE_LOOK_MS 20
 #define HELD_RETRY_MS 200
 #define DYING_MS 3000 /* a process that was just killed takes a moment to give its memory back */
@@ -30,6 +31,8 @@ struct opening {
     uint64_t nonce;
     struct problem problem;
     struct claim_result claim;
+    struct opening_result opened;
+    struct lane *lane; /* keeps a lane that came with the job until the job has it */
     struct catalog catalogs[LANES_MAX];
 };
 
@@ -41,6 +44,8 @@ static void opening_end(struct opening *opening, enum code code) {
     }
     if (opening->job)
         job_unref(opening->job);
+    if (opening->lane)
+        lane_unref(opening->lane);
     struct server *server = opening->server;
     for (uint32_t i = 0; i < LANES_MAX; i++)
         catalog_deinit(&opening->catalogs[i]);
@@ -52,6 +57,50 @@ static void opening_end(struct opening *opening, enum code code) {
 static void settle(struct opening *opening);
 
 /* ---- claim ---- */
+
+/* A version may have all its parts and yet not be declared complete: the daemons that would have done
+ * it died, or left. The newest ones get their chance before the choice. */
+static void complete_leftovers(struct opening *opening) {
+    struct job *job = opening->job;
+    for (uint32_t i = 0; i < job->lane_count; i++) {
+        struct catalog catalog;
+        struct problem ignored = PROBLEM_NONE; /* the claim meets the same tier and reports */
+        uint32_t tries = LEFTOVERS_MAX;
+        if (catalog_scan(job->lanes[i]->tier, job->name, &catalog, &ignored) < 0)
+            continue;
+        for (size_t v = catalog.version_count; v-- > 0 && tries && !catalog.versions[v].complete; tries--)
+            if (!catalog.versions[v].damaged)
+                (void)!commit_complete(job->lanes[i]->tier, job->name, catalog.versions[v].id, opening->nonce,
+                                       opening->server->commit_hook, &ignored);
+        catalog_deinit(&catalog);
+    }
+}
+
+/* A rank that joins its run again must not save steps anew that tiers have from it. */
+static void find_tier_step(struct opening *opening) {
+    struct job *job = opening->job;
+    char name[32], path[TIER_PATH_MAX];
+    manifest_file_name(opening->request.rank, name);
+    for (uint32_t i = 0; i < job->lane_count; i++) {
+        struct tier_entries entries = {0};
+        layout_generation(job->directory, opening->claim.record.generation, path);
+        if (tier_list(job->lanes[i]->tier, path, &entries) != 0)
+            continue;
+        for (size_t e = 0; e < entries.count; e++) {
+            struct tier_entry ignored;
+            struct version_id id = {.generation = opening->claim.record.generation};
+            if (!layout_parse_number(entries.items[e].name, &id.step) ||
+                (opening->opened.has_tier_step && id.step <= opening->opened.tier_step))
+                continue;
+            layout_file(job->directory, id, name, path);
+            if (tier_stat(job->lanes[i]->tier, path, &ignored) != 0)
+                continue;
+            opening->opened.has_tier_step = true;
+            opening->opened.tier_step = id.step;
+        }
+        tier_entries_deinit(&entries);
+    }
+}
 
 static void claim_work(struct loop_op *op) {
     struct opening *opening = CONTAINER_OF(op, struct opening, op);
@@ -72,11 +121,14 @@ static void claim_work(struct loop_op *op) {
         .tiers = tiers,
         .tier_count = job->lane_count,
     };
+    complete_leftovers(opening);
     opening->problem = PROBLEM_NONE;
     opening->claim.warning = PROBLEM_NONE;
     opening->result = claim_run(&request, &opening->claim, &opening->retry, &opening->problem);
     if (opening->result)
         return;
+    if (opening->claim.joined)
+        find_tier_step(opening);
     for (uint32_t i = 0; i < job->lane_count; i++) {
         uint32_t reaped;
         struct problem ignored =
@@ -142,8 +194,9 @@ static void claim_done(struct loop_op *op) {
     }
     note_catalogs(opening);
     job_joined(opening->job, &opening->claim.record);
+    opening->opened.warning = opening->claim.warning;
     enum code code =
-        session_opened(opening->session, &opening->request, opening->job, &opening->claim.warning, &opening->problem);
+        session_opened(opening->session, &opening->request, opening->job, &opening->opened, &opening->problem);
     opening_end(opening, code);
 }
 
@@ -202,7 +255,7 @@ static void settle(struct opening *opening) {
     }
     opening->nonce = server_nonce(server);
     opening->reap = !rank_active(opening);
-    loop_work(server->loop, &opening->op, server->names, claim_work, claim_done);
+    loop_work(server->loop, &opening->op, opening->job->lanes[opening->job->decider]->group, claim_work, claim_done);
 }
 
 /* ---- lane ---- */
@@ -223,7 +276,6 @@ static void lane_work(struct loop_op *op) {
 
 static void lane_done(struct loop_op *op) {
     struct opening *opening = CONTAINER_OF(op, struct opening, op);
-    struct lane *lane;
     if (opening->result < 0) {
         opening_end(opening, session_code(opening->result));
         return;
@@ -232,7 +284,7 @@ static void lane_done(struct loop_op *op) {
     if (lane_find(opening->server, opening->tier->root)) { /* another rank was faster */
         tier_free(opening->tier);
     } else {
-        int r = lane_new(opening->server, &opening->lane_config, opening->tier, true, &lane);
+        int r = lane_new(opening->server, &opening->lane_config, opening->tier, true, &opening->lane);
         if (r < 0) {
             tier_free(opening->tier);
             problem_set(&opening->problem, r, "cannot start workers for %s: %s", opening->lane_config.path,

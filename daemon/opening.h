@@ -23,5 +23,12 @@ struct opening_request {
     char directory[TIER_PATH_MAX];
 };
 
+/* What the session learns. */
+struct opening_result {
+    struct problem warning;
+    bool has_tier_step; /* this rank has parts of this very run in tiers: a rank that joins again */
+    uint64_t tier_step; /* the newest of them */
+};
+
 /* Ends in session_opened() or, after a session_error(), session_open_failed(). */
 int opening_start(struct session *session, const struct opening_request *request) MUST_CHECK;

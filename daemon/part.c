@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 
+#define LOOK_NS (5 * NANOSECONDS_PER_SECOND)
 #define LEAVES_MAX (MIB(64) / DIGEST_LEAF_SIZE) /* of the largest chunk that the configuration allows */
 
 int word_map_new(struct word_map **ret_map) {
@@ -200,8 +201,26 @@ static void release_source(struct part *part) {
 
 /* Nothing will drain it any more: names and layout may go too. */
 static void release_set(struct part *part) {
-    if (part_idle(part) && part->source.set)
+    if (part->state == PART_CAPTURING || part->active_drains || loop_op_busy(&part->capture.op))
+        return;
+    if (part->source.set)
         set_unref(STEAL(part->source.set));
+    if (part->state == PART_FAILED) {
+        free(STEAL(part->chunks));
+        part->chunk_count = 0;
+    }
+}
+
+static void image_digest(struct part *part) {
+    struct digest *digests = malloc(part->chunk_count * sizeof *digests);
+    if (!digests) { /* then its bytes are never taken for a version's */
+        part->foreign = true;
+        return;
+    }
+    for (uint32_t i = 0; i < part->chunk_count; i++)
+        digests[i] = part->chunks[i].digest;
+    digest_fold(digests, part->chunk_count, &part->image_digest);
+    free(digests);
 }
 
 static void capture_over(struct part *part, int result) {
@@ -210,11 +229,13 @@ static void capture_over(struct part *part, int result) {
     pool_unwait(server->pool, &part->waiter);
     release_source(part);
     part->session = NULL;
+    loop_cancel(server->loop, &part->look);
     if (!result) {
         part->state = PART_CAPTURED;
+        image_digest(part);
         server->counters.bytes_captured += part->source.image_size;
         version_captured(part->version);
-        if (!part->wanted_lanes)
+        if (!part->active_drains) /* none was wanted, or all were over before */
             part_drain_over(part, LANES_MAX);
     } else {
         part->state = PART_FAILED;
@@ -247,7 +268,11 @@ static void capture_done(struct loop_op *op) {
         if (part->session)
             session_pushed(part->session, chunk_offset(part, capture->first),
                            capture->result ? session_code(capture->result) : CODE_OK);
+        if (part->state != PART_CAPTURING) /* the answer ended the session, and that the capture */
+            return;
     }
+    if (!capture->result && part->condemned.code)
+        capture->result = problem_set(&capture->problem, part->condemned.code, "%s", part->condemned.text);
     if (capture->result) {
         capture_over(part, capture->result);
         return;
@@ -260,10 +285,56 @@ static void capture_done(struct loop_op *op) {
         return;
     }
     drains_advance(part);
-    if (part->push && !part->session)
-        capture_over(part, problem_set(&capture->problem, -ESRCH, "the client ended before it had pushed its save"));
-    else
-        part_capture_next(part);
+    part_capture_next(part);
+}
+
+/* Ends a capture that cannot go on, now or when its worker is done with the chunk. */
+static void capture_condemn(struct part *part, int code, const char *why) {
+    if (part->state != PART_CAPTURING)
+        return;
+    problem_set(&part->condemned, code, "%s", why);
+    if (loop_op_busy(&part->capture.op))
+        return;
+    part->capture.pushed = NULL;
+    capture_over(part, problem_set(&part->capture.problem, code, "%s", why));
+}
+
+bool part_revoked(struct part *part) {
+    uint64_t word = word_load(part->word->page);
+    if (part->state != PART_CAPTURING || loop_op_busy(&part->capture.op))
+        return part->state != PART_CAPTURING;
+    if (word_counter(word) == part->counter && word_watermark(word) < WORD_FAILED)
+        return false;
+    part->capture.pushed = NULL;
+    capture_over(part, -ECANCELED);
+    return true;
+}
+
+static void look_start(struct part *part);
+
+/* Only a worker reads the word otherwise, and a sleeping capture has none; a worker that reads a page
+ * which never comes is replaced, so that other captures go on. */
+static void look_elapsed(struct loop_op *op) {
+    struct part *part = CONTAINER_OF(op, struct part, look);
+    struct server *server = part->server;
+    if (part->state != PART_CAPTURING || part_revoked(part)) {
+        server_settled(server);
+        return;
+    }
+    if (loop_op_busy(&part->capture.op) && part->looked_captured == part->captured && !part->stuck) {
+        part->stuck = true;
+        log_error(server->log, "a capture worker is stuck in the memory of process %d job=%s rank=%u",
+                  part->source.peer->pid, part->version->job->name, part->rank);
+        if (loop_group_relieve(server->capturers) < 0)
+            log_warning(server->log, "captures stand still: all their workers are stuck");
+    }
+    part->looked_captured = part->captured;
+    look_start(part);
+}
+
+static void look_start(struct part *part) {
+    if (!loop_op_busy(&part->look))
+        loop_timer(part->server->loop, &part->look, loop_now(part->server->loop) + LOOK_NS, look_elapsed);
 }
 
 static void room_came(struct pool_waiter *waiter) { part_capture_next(CONTAINER_OF(waiter, struct part, waiter)); }
@@ -312,18 +383,23 @@ void part_fence(struct part *part) {
     part_capture_next(part);
 }
 
+void part_push_lost(struct part *part) {
+    if (part->push)
+        capture_condemn(part, -ECONNRESET, "the push connection was lost before the save was pushed");
+}
+
 void part_session_gone(struct part *part) {
     part->session = NULL;
     if (part->check)
         part_capture_next(part);
-    if (part->push && part->state == PART_CAPTURING && !loop_op_busy(&part->capture.op)) {
-        part->capture.pushed = NULL;
-        capture_over(part,
-                     problem_set(&part->capture.problem, -ESRCH, "the client ended before it had pushed its save"));
-    }
+    if (part->push)
+        capture_condemn(part, -ESRCH, "the client ended before it had pushed its save");
 }
 
 static uint64_t pool_bytes(uint64_t image_size) { return align_up(image_size, POOL_PAGE); }
+static uint64_t align_chunk(uint64_t size, uint32_t chunk_size) {
+    return (size + chunk_size - 1) / chunk_size * chunk_size;
+}
 
 int part_new(struct version *version, const struct part_options *options, struct part **ret_part,
              struct problem *problem) {
@@ -335,7 +411,10 @@ int part_new(struct version *version, const struct part_options *options, struct
                            (unsigned long long)size, (unsigned long long)WORD_IMAGE_MAX);
     struct pool_usage usage;
     pool_get_usage(server->pool, &usage);
-    uint64_t reserve = min_u64(pool_bytes(size), usage.limit);
+    /* Whole chunks, so that what was admitted also finds its places. */
+    uint64_t whole =
+        size > server->config->chunk_size ? align_chunk(size, server->config->chunk_size) : pool_bytes(size);
+    uint64_t reserve = min_u64(whole, usage.limit);
     if (!pool_reserve(server->pool, reserve))
         return PART_E_BUSY;
 
@@ -385,6 +464,7 @@ int part_new(struct version *version, const struct part_options *options, struct
     part->waiter.fn = room_came;
     TAILQ_INSERT_TAIL(&version->parts, part, link);
 
+    version->doomed = false; /* if it was this rank that was absent, its part is on the way now */
     for (uint32_t i = 0; i < job->lane_count; i++)
         if (options->to == LEVEL_NONE || job->lanes[i]->config.level <= options->to) {
             part->wanted_lanes |= 1u << i;
@@ -402,12 +482,16 @@ int part_new(struct version *version, const struct part_options *options, struct
                 break;
         }
     *ret_part = part;
+    if (part->windowed && !part->active_drains)
+        capture_condemn(part, -EIO, "an image larger than the pool has no tier to go through");
+    look_start(part);
     part_capture_next(part);
     return 0;
 }
 
 bool part_idle(const struct part *part) {
-    return part->state != PART_CAPTURING && !part->active_drains && !loop_op_busy(&part->capture.op);
+    return part->state != PART_CAPTURING && !part->active_drains && !loop_op_busy(&part->capture.op) &&
+           !loop_op_busy(&part->look);
 }
 
 void part_free(struct part *part) {
@@ -425,6 +509,8 @@ void part_free(struct part *part) {
 
 /* Durable somewhere (or given up everywhere): what is in memory is a cache from now on. */
 static void become_cache(struct part *part) {
+    if (part->foreign)
+        drop_buffers(part);
     for (uint32_t i = 0; i < part->chunk_count; i++)
         if (part->chunks[i].buffer)
             pool_buffer_cache(part->chunks[i].buffer, &part->chunks[i].buffer);
@@ -437,6 +523,14 @@ void part_committed(struct part *part, uint32_t lane) {
         return;
     part->durable = true;
     become_cache(part);
+}
+
+bool part_pointless(const struct part *part) { return part->state == PART_FAILED || part->foreign; }
+
+void part_there_already(struct part *part, uint32_t lane) {
+    part->foreign = part->durable = true;
+    part->committed_lanes |= 1u << lane;
+    drains_advance(part); /* no other lane shall get these bytes */
 }
 
 void part_chunk_written(struct part *part, uint32_t index) {
@@ -460,7 +554,9 @@ static void windowed_goes_on(struct part *part, uint32_t lane) {
 void part_drain_over(struct part *part, uint32_t lane) {
     if (part->windowed)
         windowed_goes_on(part, lane);
-    if (!part->active_drains && part->state == PART_CAPTURED && !part->durable)
+    if (part->windowed && !part->durable && !part->active_drains) /* nothing will make room for the rest of it */
+        capture_condemn(part, -EIO, "the tier that an image larger than the pool goes through has failed");
+    if (!part->active_drains && part->state == PART_CAPTURED && (!part->durable || part->foreign))
         become_cache(part);
     release_set(part);
 }

@@ -68,7 +68,13 @@ struct part {
     bool check, fenced; /* check mode: the last advance waits for the fence, then for a second reading */
     struct capture capture;
     struct pool_waiter waiter;
+    struct loop_op look; /* while the capture sleeps or is under way: has it been revoked, is a worker stuck? */
+    uint32_t looked_captured;
+    bool stuck;
+    struct digest image_digest; /* once CAPTURED */
+    bool foreign;               /* a tier had another part of this rank and step: these bytes are not the version's */
     struct area *push_area;
+    struct problem condemned;        /* why the capture is to end as soon as its worker returns */
     struct problem problem;          /* FAILED */
     struct drain *drains[LANES_MAX]; /* NULL: not wanted, or over */
     uint32_t active_drains;
@@ -96,6 +102,8 @@ int part_new(struct version *version, const struct part_options *options, struct
              struct problem *problem) MUST_CHECK;
 /* Only when nothing is in flight: not capturing, no drains. */
 void part_free(struct part *part);
+/* Its bytes are of no use to any tier: the capture failed, or another part of this rank and step was there before. */
+bool part_pointless(const struct part *part);
 /* Nothing is in flight any more, in capture or drains. */
 bool part_idle(const struct part *part);
 
@@ -106,10 +114,16 @@ int part_push(struct part *part, struct area *area, uint64_t area_offset, uint64
               uint32_t length) MUST_CHECK;
 /* The client waits in its fence (check mode): the second reading may begin. */
 void part_fence(struct part *part);
+/* The client gave this capture up; if nothing is in flight it ends here and now. True: it has ended. */
+bool part_revoked(struct part *part);
+/* The push connection is gone, the client is not: the capture ends, and the client is told. */
+void part_push_lost(struct part *part);
 /* The client is gone: a pushed capture cannot go on; others do, as long as their source can be read. */
 void part_session_gone(struct part *part);
 
 /* From drains. */
 void part_committed(struct part *part, uint32_t lane);
+/* The lane has a part of this rank and step from before: ours is dropped, that one counts. */
+void part_there_already(struct part *part, uint32_t lane);
 void part_chunk_written(struct part *part, uint32_t index);
 void part_drain_over(struct part *part, uint32_t lane); /* whatever its result */

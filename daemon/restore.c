@@ -6,11 +6,13 @@
 
 #include <errno.h>
 
+#define FETCH_TIMEOUT_MAX_MS UINT64_C(86400000)
 #define PIN_EXPIRY_NS (3600 * NANOSECONDS_PER_SECOND)
 
 struct lease {
     TAILQ_ENTRY(lease) link;
     uint32_t number, count;
+    uint64_t bytes;
     struct pool_buffer *buffers[];
 };
 TAILQ_HEAD(lease_list, lease);
@@ -19,6 +21,9 @@ struct fetch {
     TAILQ_ENTRY(fetch) link;
     struct restore *restore;
     uint32_t serial, count, left;
+    uint64_t bytes; /* charged to the server's fetching */
+    struct loop_op timer;
+    bool answered;
     struct holding_request requests[];
 };
 TAILQ_HEAD(fetch_list, fetch);
@@ -40,6 +45,7 @@ struct restore {
     struct version *version;
     struct version_id id;
     uint32_t world;
+    struct complete complete;  /* without its index */
     struct holding **holdings; /* [world], made on demand */
     struct lease_list leases;
     struct fetch_list fetches;
@@ -77,26 +83,14 @@ static int try_version(struct restore *restore, struct version_id id, struct pro
     int result = TIER_E_ABSENT;
     for (uint32_t i = 0; i < job->lane_count; i++) {
         struct tier *tier = job->lanes[i]->tier;
-        char *text;
-        size_t size;
-        int r = catalog_check(tier, job->name, id, problem);
-        if (r == 0)
-            r = catalog_read_complete_text(tier, job->name, id, &text, &size, problem);
+        int r =
+            catalog_check_parts(tier, job->name, id, &restore->complete, &restore->text, &restore->text_size, problem);
         if (r < 0)
             result = r;
         if (r)
             continue;
-        struct complete_summary summary;
-        r = complete_read_summary(text, size, &summary, problem);
-        if (r < 0) {
-            free(text);
-            result = r;
-            continue;
-        }
         restore->id = id;
-        restore->world = summary.world;
-        restore->text = text;
-        restore->text_size = size;
+        restore->world = restore->complete.summary.world;
         return 0;
     }
     return result;
@@ -210,6 +204,8 @@ static void open_done(struct loop_op *op) {
     struct restore *restore = CONTAINER_OF(op, struct restore, op);
     struct session *session = restore->session;
     int r = restore->result;
+    restore->closed = restore->closed || session_gone(session);
+    session_restore_opening(session, false);
     if (!restore->closed && r == 0) {
         restore->holdings = calloc(restore->world, sizeof(struct holding *));
         restore->version = job_version(restore->job, restore->id, restore->world);
@@ -245,7 +241,7 @@ static void open_done(struct loop_op *op) {
     };
     session_reply(session, MESSAGE_RESTORE_OPENED, restore->serial, &opened, restore->warning.text,
                   strlen(restore->warning.text), fd);
-    if (r)
+    if (r || session_gone(session)) /* the answer itself may have ended it */
         restore_close(restore);
     else
         session_restore_opened(session, restore);
@@ -270,7 +266,8 @@ int restore_open(struct session *session, uint32_t serial, uint32_t number,
     TAILQ_INIT(&restore->fetches);
     TAILQ_INIT(&restore->prefetches);
     session_hold(session);
-    loop_work(restore->server->loop, &restore->op, restore->server->names, open_run, open_done);
+    session_restore_opening(session, true);
+    loop_work(restore->server->loop, &restore->op, restore->job->lanes[0]->group, open_run, open_done);
     return 0;
 }
 
@@ -280,7 +277,8 @@ static int holding_of(struct restore *restore, uint32_t rank, struct holding **r
     if (rank >= restore->world)
         return -EINVAL;
     if (!restore->holdings[rank]) {
-        int r = holding_new(restore->job, restore->id, rank, &restore->holdings[rank]);
+        int r = holding_new(restore->job, restore->id, rank, &restore->complete.parts[rank].image_digest,
+                            &restore->holdings[rank]);
         if (r < 0)
             return r;
     }
@@ -291,41 +289,51 @@ static int holding_of(struct restore *restore, uint32_t rank, struct holding **r
 static void lease_drop(struct restore *restore, struct lease *lease) {
     for (uint32_t i = 0; i < lease->count; i++)
         pool_buffer_unref(lease->buffers[i]);
+    restore->server->fetching -= lease->bytes;
     TAILQ_REMOVE(&restore->leases, lease, link);
     restore->lease_count--;
     free(lease);
 }
 
+static void fetch_drop(struct fetch *fetch) {
+    for (uint32_t i = 0; i < fetch->count; i++)
+        if (fetch->requests[i].buffer)
+            pool_buffer_unref(fetch->requests[i].buffer);
+    fetch->restore->server->fetching -= fetch->bytes;
+}
+
+static void fetch_refuse(struct fetch *fetch, enum code code, const struct problem *problem) {
+    if (!fetch->answered && !fetch->restore->closed)
+        session_error(fetch->restore->session, fetch->serial, code, problem);
+    fetch->answered = true;
+}
+
+/* All chunks are there, or have failed. */
 static void fetch_answer(struct fetch *fetch) {
     struct restore *restore = fetch->restore;
     struct session *session = restore->session;
-    struct lease *lease = malloc(sizeof *lease + fetch->count * sizeof lease->buffers[0]);
-    struct chunk_place places[FETCH_CHUNKS_MAX];
-    const struct holding_request *failed = NULL;
     for (uint32_t i = 0; i < fetch->count; i++)
-        if (fetch->requests[i].result && !failed)
-            failed = &fetch->requests[i];
-    bool lost = restore->closed || failed || !lease;
-    for (uint32_t i = 0; i < fetch->count; i++) {
-        struct pool_buffer *buffer = fetch->requests[i].buffer;
-        if (lost) {
-            if (buffer)
-                pool_buffer_unref(buffer);
-            continue;
+        if (fetch->requests[i].result) {
+            fetch_refuse(fetch, session_code(fetch->requests[i].result), &fetch->requests[i].problem);
+            break;
         }
-        lease->buffers[i] = buffer;
+    struct lease *lease = malloc(sizeof *lease + fetch->count * sizeof lease->buffers[0]);
+    if (!lease)
+        fetch_refuse(fetch, CODE_E_MEMORY, NULL);
+    struct chunk_place places[FETCH_CHUNKS_MAX];
+    for (uint32_t i = 0; !fetch->answered && !restore->closed && i < fetch->count; i++) {
+        struct pool_buffer *buffer = lease->buffers[i] = fetch->requests[i].buffer;
         places[i] = (struct chunk_place){
             .segment = pool_buffer_segment(buffer), .length = fetch->requests[i].length, .offset = buffer->offset};
         session_send_segment(session, places[i].segment);
     }
-    if (lost) {
+    if (fetch->answered || restore->closed) { /* sending may have ended the session, too */
+        fetch_drop(fetch);
         free(lease);
-        struct problem problem = failed ? failed->problem : PROBLEM_NONE;
-        if (!restore->closed)
-            session_error(session, fetch->serial, failed ? session_code(failed->result) : CODE_E_MEMORY, &problem);
         return;
     }
     lease->count = fetch->count;
+    lease->bytes = fetch->bytes;
     lease->number = (restore->number << 20) + ++restore->next_lease % (1u << 20);
     TAILQ_INSERT_TAIL(&restore->leases, lease, link);
     restore->lease_count++;
@@ -333,12 +341,11 @@ static void fetch_answer(struct fetch *fetch) {
     session_reply(session, MESSAGE_FETCHED, fetch->serial, &fetched, places, fetch->count * sizeof places[0], -1);
 }
 
-static void chunk_came(struct holding_request *request) {
-    struct fetch *fetch = CONTAINER_OF(request - request->tag, struct fetch, requests[0]);
+/* Nothing of it is in flight any more. */
+static void fetch_over(struct fetch *fetch) {
     struct restore *restore = fetch->restore;
-    if (--fetch->left)
+    if (fetch->left || loop_op_busy(&fetch->timer))
         return;
-    fetch_answer(fetch);
     TAILQ_REMOVE(&restore->fetches, fetch, link);
     restore->fetch_count--;
     free(fetch);
@@ -346,8 +353,34 @@ static void chunk_came(struct holding_request *request) {
         restore_free(restore);
 }
 
+static void chunk_came(struct holding_request *request) {
+    struct fetch *fetch = CONTAINER_OF(request - request->tag, struct fetch, requests[0]);
+    if (--fetch->left)
+        return;
+    fetch_answer(fetch);
+    loop_cancel(fetch->restore->server->loop, &fetch->timer);
+    fetch_over(fetch);
+}
+
+static void fetch_cancel(struct fetch *fetch) {
+    for (uint32_t i = 0; i < fetch->count; i++)
+        holding_cancel(&fetch->requests[i]);
+}
+
+static void fetch_elapsed(struct loop_op *op) {
+    struct fetch *fetch = CONTAINER_OF(op, struct fetch, timer);
+    if (op->result == 0 && fetch->left) {
+        struct problem problem = PROBLEM_NONE;
+        problem_set(&problem, -ETIMEDOUT, "the chunks did not come in time: a tier is slow, or the pool is full");
+        fetch_refuse(fetch, CODE_E_TIMEOUT, &problem);
+        fetch_cancel(fetch);
+    }
+    fetch_over(fetch);
+}
+
 int restore_fetch(struct restore *restore, uint32_t serial, const struct message_fetch *request,
                   struct problem *problem) {
+    struct server *server = restore->server;
     struct holding *holding;
     if (!request->count || request->count > FETCH_CHUNKS_MAX || request->first > UINT32_MAX - request->count)
         return problem_set(problem, -EINVAL, "a fetch asks for 1 to %d chunks", FETCH_CHUNKS_MAX);
@@ -356,14 +389,27 @@ int restore_fetch(struct restore *restore, uint32_t serial, const struct message
         return problem_set(problem, r, "version %llu/%llu has no part of rank %u",
                            (unsigned long long)restore->id.generation, (unsigned long long)restore->id.step,
                            request->rank);
+    /* What is fetched or leased stays below half of the pool, all clients together: fetches that wait
+     * for each other's memory would wait for ever, and captures need the other half. */
+    struct pool_usage usage;
+    pool_get_usage(server->pool, &usage);
+    uint64_t bytes = request->count * (uint64_t)restore->complete.parts[request->rank].chunk_size;
+    if (server->fetching && server->fetching + bytes > usage.limit / 2)
+        return problem_set(problem, -E2BIG, "no room in the pool for a fetch of %u chunks now: ask for fewer, or later",
+                           request->count);
     struct fetch *fetch = calloc(1, sizeof *fetch + request->count * sizeof fetch->requests[0]);
     if (!fetch)
         return problem_set(problem, -ENOMEM, "out of memory");
+    server->fetching += bytes;
     fetch->restore = restore;
     fetch->serial = serial;
+    fetch->bytes = bytes;
     fetch->count = fetch->left = request->count;
     TAILQ_INSERT_TAIL(&restore->fetches, fetch, link);
     restore->fetch_count++;
+    loop_timer(server->loop, &fetch->timer,
+               loop_now(server->loop) + min_u64(request->timeout_ms, FETCH_TIMEOUT_MAX_MS) * NANOSECONDS_PER_MS,
+               fetch_elapsed);
     for (uint32_t i = 0; i < fetch->count; i++) {
         fetch->requests[i].tag = i;
         fetch->requests[i].index = request->first + i;
@@ -410,13 +456,21 @@ static void prefetched(struct holding_request *request) {
     holding_get(restore->holdings[prefetch->rank], request);
 }
 
+static bool is_prefetching(struct restore *restore, uint32_t rank) {
+    struct prefetch *prefetch;
+    TAILQ_FOREACH(prefetch, &restore->prefetches, link)
+    if (prefetch->rank == rank)
+        return true;
+    return false;
+}
+
 int restore_prefetch(struct restore *restore, uint32_t rank, struct problem *problem) {
     if (rank != UINT32_MAX && rank >= restore->world)
         return problem_set(problem, -EINVAL, "the version was written by %u ranks, there is no rank %u", restore->world,
                            rank);
     for (uint32_t i = 0; i < restore->world; i++) {
         struct holding *holding;
-        if (rank != UINT32_MAX && i != rank)
+        if ((rank != UINT32_MAX && i != rank) || is_prefetching(restore, i))
             continue;
         struct prefetch *prefetch = calloc(1, sizeof *prefetch);
         if (!prefetch || holding_of(restore, i, &holding) < 0) {
@@ -453,7 +507,7 @@ static void restore_free(struct restore *restore) {
     if (!TAILQ_EMPTY(&restore->fetches) || !TAILQ_EMPTY(&restore->prefetches) || loop_op_busy(&restore->op))
         return;
     if (restore->pinned_lanes) {
-        loop_work(restore->server->loop, &restore->op, restore->server->names, unpin_run, unpin_done);
+        loop_work(restore->server->loop, &restore->op, restore->job->lanes[0]->group, unpin_run, unpin_done);
         return;
     }
     for (uint32_t i = 0; restore->holdings && i < restore->world; i++)
@@ -461,6 +515,7 @@ static void restore_free(struct restore *restore) {
             holding_unref(restore->holdings[i]);
     free(restore->holdings);
     free(restore->text);
+    complete_deinit(&restore->complete);
     if (restore->version)
         restore->version->busy--;
     struct server *server = restore->server;
@@ -478,5 +533,13 @@ void restore_close(struct restore *restore) {
     restore->closed = true;
     while ((lease = TAILQ_FIRST(&restore->leases)))
         lease_drop(restore, lease);
+    struct fetch *fetch;
+    TAILQ_FOREACH(fetch, &restore->fetches, link) {
+        loop_cancel(restore->server->loop, &fetch->timer);
+        fetch_cancel(fetch);
+    }
+    struct prefetch *prefetch;
+    TAILQ_FOREACH(prefetch, &restore->prefetches, link)
+    holding_cancel(&prefetch->request);
     restore_free(restore);
 }

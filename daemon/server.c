@@ -12,6 +12,8 @@
 #include <signal.h>
 #include <sys/signalfd.h>
 
+#define ACCEPT_PAUSE_NS (100 * NANOSECONDS_PER_MS)
+#define ACCEPT_LOG_NS (60 * NANOSECONDS_PER_SECOND)
 #define NAMES_WORKERS 8
 #define NAMES_WORKERS_MAX 32
 
@@ -35,15 +37,25 @@ static void crash_here(void *context, enum commit_point point) {
 
 static void accept_next(struct server *server);
 
+static void pause_elapsed(struct loop_op *op) { accept_next(CONTAINER_OF(op, struct server, accept_pause)); }
+
 static void accepted(struct loop_op *op) {
     struct server *server = CONTAINER_OF(op, struct server, accept);
+    uint64_t now = loop_now(server->loop);
     server->accepting = false;
     if (op->result >= 0) {
         session_accept(server, (int)op->result);
-    } else if (op->result != -ECANCELED) {
-        log_error(server->log, "cannot accept a client: %s", strerror((int)-op->result));
+        accept_next(server);
+        return;
     }
-    accept_next(server);
+    if (op->result == -ECANCELED || loop_op_busy(&server->accept_pause))
+        return;
+    /* Out of descriptors, most likely: the client stays in the queue until some are free. */
+    if (!server->accept_error_ns || now - server->accept_error_ns > ACCEPT_LOG_NS) {
+        log_error(server->log, "cannot accept a client: %s", strerror((int)-op->result));
+        server->accept_error_ns = now;
+    }
+    loop_timer(server->loop, &server->accept_pause, now + ACCEPT_PAUSE_NS, pause_elapsed);
 }
 
 static void accept_next(struct server *server) {
@@ -68,6 +80,10 @@ static bool drained(struct server *server) {
     struct lane *lane;
     TAILQ_FOREACH(lane, &server->lanes, link)
     if (lane->pending_parts)
+        return false;
+    struct job *job;
+    TAILQ_FOREACH(job, &server->jobs, link)
+    if (job_completing(job))
         return false;
     return !unsettled(server);
 }
@@ -101,10 +117,15 @@ void server_stop(struct server *server, bool now) {
 
 static void idle_elapsed(struct loop_op *op) {
     struct server *server = CONTAINER_OF(op, struct server, idle);
-    if (op->result == 0 && !server->session_count && drained(server))
+    uint64_t now = loop_now(server->loop), limit = server->config->idle_exit_ms * NANOSECONDS_PER_MS;
+    bool idle = server->idle_since_ns && now - server->idle_since_ns >= limit;
+    if (idle && drained(server)) {
         quit(server, "nobody has used it for a while");
-    else if (op->result == 0)
-        server_settled(server);
+        return;
+    }
+    if (idle) /* a tier is slow: another round */
+        server->idle_since_ns = now;
+    server_settled(server);
 }
 
 /* From the loop, so that whoever settled is done with what it holds. */
@@ -123,11 +144,14 @@ static void look(struct loop_op *op) {
     if (!server->on_demand || server->stopping)
         return;
     if (server->session_count) {
-        loop_cancel(server->loop, &server->idle);
-    } else if (!loop_op_busy(&server->idle)) {
-        loop_timer(server->loop, &server->idle,
-                   loop_now(server->loop) + server->config->idle_exit_ms * NANOSECONDS_PER_MS, idle_elapsed);
+        server->idle_since_ns = 0;
+        return;
     }
+    if (!server->idle_since_ns)
+        server->idle_since_ns = loop_now(server->loop);
+    if (!loop_op_busy(&server->idle))
+        loop_timer(server->loop, &server->idle,
+                   server->idle_since_ns + server->config->idle_exit_ms * NANOSECONDS_PER_MS, idle_elapsed);
 }
 
 void server_settled(struct server *server) {
@@ -140,7 +164,7 @@ static void signalled(struct loop_op *op) {
     struct signalfd_siginfo info;
     if (op->result < 0)
         return;
-    bool again = server->stopping;
+    bool again = server->signals++ > 0;
     while (read(server->signal_fd, &info, sizeof info) == (ssize_t)sizeof info)
         log_info(server->log, "signal %u from process %u", info.ssi_signo, info.ssi_pid);
     server_stop(server, again); /* the second one does not wait */

@@ -59,12 +59,13 @@ struct server {
     struct pool *pool;
     struct loop_group *capturers; /* copy and digest */
     struct loop_group *encoders;  /* compress */
-    struct loop_group *names;     /* open, claim, scan */
+    struct loop_group *names;     /* registrations, and opening tiers that come with a job */
     struct commit_hook commit_hook;
     struct lane_list lanes;
     struct job_list jobs;
     struct session_list sessions;
     uint32_t session_count;
+    uint64_t fetching; /* bytes of the pool in fetches and leases */
     struct server_counters counters;
     char host[256], boot_id[40];
     uid_t uid;
@@ -72,7 +73,10 @@ struct server {
     char socket_path[108];
     int listen_fd, signal_fd;
     bool on_demand, stopping, quitting, accepting;
-    struct loop_op accept, signal, idle, grace, quit;
+    uint64_t accept_error_ns; /* when the last one was logged */
+    uint64_t idle_since_ns;   /* 0: in use */
+    uint32_t signals;
+    struct loop_op accept, signal, idle, grace, quit, accept_pause;
 };
 
 struct server_options {

@@ -185,7 +185,7 @@ void session_handle_versions(struct session *session, uint32_t serial) {
     listing->serial = serial;
     session->suspended = true;
     session_hold(session);
-    loop_work(session->server->loop, &listing->op, session->server->names, list_run, list_done);
+    loop_work(session->server->loop, &listing->op, session->job->lanes[0]->group, list_run, list_done);
 }
 
 void session_handle_status(struct session *session, uint32_t serial) {

@@ -5,7 +5,7 @@
 #include <errno.h>
 
 enum code session_opened(struct session *session, const struct opening_request *request, struct job *job,
-                         const struct problem *warning, struct problem *problem) {
+                         const struct opening_result *result, struct problem *problem) {
     struct session *other = NULL, *next = session_next(session->server, NULL);
     while ((other = next)) {
         next = session_next(session->server, other);
@@ -31,6 +31,8 @@ enum code session_opened(struct session *session, const struct opening_request *
     session->world = request->world;
     session->state = MESSAGE_STATE_O;
     session->report_number = job->report_number;
+    session->has_tier_step = result->has_tier_step;
+    session->tier_step = result->tier_step;
     job_session_opened(job);
     struct message_opened opened = {
         .generation = job->run.generation,
@@ -46,7 +48,7 @@ enum code session_opened(struct session *session, const struct opening_request *
              "open session=%016llx pid=%d job=%s run=%s generation=%llu rank=%u world=%u resumes=%s",
              (unsigned long long)session->number, session->peer->pid, job->name, job->run.run_id,
              (unsigned long long)job->run.generation, request->rank, request->world, job->run.resumes ? "yes" : "no");
-    session_reply(session, MESSAGE_OPENED, request->serial, &opened, warning->text, strlen(warning->text),
+    session_reply(session, MESSAGE_OPENED, request->serial, &opened, result->warning.text, strlen(result->warning.text),
                   session->word->fd);
     session->suspended = false;
     session_receive_next(session);

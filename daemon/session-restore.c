@@ -11,22 +11,24 @@ static struct restore *find_restore(struct session *session, uint32_t number) {
     return NULL;
 }
 
+void session_restore_opening(struct session *session, bool begins) { session->restores_opening += begins ? 1 : -1u; }
+
 void session_restore_opened(struct session *session, struct restore *restore) {
     for (size_t i = 0; i < RESTORES_MAX; i++)
         if (!session->restores[i]) {
             session->restores[i] = restore;
             return;
         }
-    restore_close(restore); /* more were opened at once than are allowed: fetches will not find it */
+    restore_close(restore); /* cannot be: those being opened are counted */
 }
 
 void session_handle_restore_open(struct session *session, uint32_t serial, const struct message_restore_open *message) {
     struct problem problem = PROBLEM_NONE;
-    size_t count = 0;
+    size_t count = session->restores_opening;
     for (size_t i = 0; i < RESTORES_MAX; i++)
         count += session->restores[i] != NULL;
     int r = 0;
-    if (count == RESTORES_MAX)
+    if (count >= RESTORES_MAX)
         problem_set(&problem, r = -E2BIG, "%d open restores are the limit: close one", RESTORES_MAX);
     else if (message->which < RESTORE_RESUME || message->which > RESTORE_EXACT)
         problem_set(&problem, r = -EINVAL, "unknown kind of restore %u", message->which);

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <sys/mman.h>
 
+#define MISSED_MAX 1024         /* the library remembers far fewer */
 #define URGENT_WAIT_MS 86400000 /* an urgent save waits: its client's deadline ends that */
 
 /* ---- areas and sets ---- */
@@ -225,7 +226,7 @@ static int check_save(struct session *session, const struct message_save *messag
         return problem_set(problem, -EINVAL, "set %u is not registered", message->set);
     if (message->to > LEVEL_GLOBAL)
         return problem_set(problem, -EINVAL, "level %u does not exist", message->to);
-    if (session->has_step && message->step < session->last_step)
+    if (session->has_step && message->step < session->last_step && message->step > session->tier_step)
         return problem_set(problem, -EINVAL, "step %llu comes after step %llu: steps increase within a run",
                            (unsigned long long)message->step, (unsigned long long)session->last_step);
     if (message->step > INT64_MAX)
@@ -254,8 +255,14 @@ void session_save_try(struct session *session) {
     const struct message_save *message = &save->message;
     struct job *job = session->job;
     struct problem problem = PROBLEM_NONE;
-    if (session->part) /* revoked by the client, but a worker is still on it: session_captured tries again */
-        return;
+    /* The client has given the last capture up, but it is still ours: session_captured tries again. */
+    if (session->part) {
+        save->active = false; /* not from within */
+        bool over = part_revoked(session->part);
+        save->active = true;
+        if (!over)
+            return;
+    }
     struct area *state_area;
     int r = check_save(session, message, &state_area, &problem);
     if (r < 0) {
@@ -265,7 +272,9 @@ void session_save_try(struct session *session) {
     struct version_id id = {job->run.generation, message->step};
     struct version *version = job_version(job, id, session->world);
     struct part *before = version ? version_find_part(version, session->rank) : NULL;
-    bool already = before ? before->state != PART_FAILED : session->has_step && message->step == session->last_step;
+    bool already = before ? before->state != PART_FAILED
+                          : (session->has_step && message->step == session->last_step) ||
+                                (session->has_tier_step && message->step <= session->tier_step);
     if (already) {
         save_answer(session, CODE_ALREADY, 0, take_report(session));
         return;
@@ -295,7 +304,7 @@ void session_save_try(struct session *session) {
         save_refuse(session, session_code(r), &problem);
         return;
     }
-    session->part = part;
+    session->part = part->state == PART_CAPTURING ? part : NULL;
     session->has_step = true;
     session->last_step = message->step;
     session->saves++;
@@ -339,8 +348,15 @@ void session_handle_push(struct session *session, const struct message_push *mes
 }
 
 void session_handle_missed(struct session *session, uint32_t serial, const struct message_missed *message) {
+    struct problem problem = PROBLEM_NONE;
+    if (session->missed == MISSED_MAX || message->step > INT64_MAX) {
+        problem_set(&problem, -E2BIG, "%d missed steps are the limit of a session", MISSED_MAX);
+        session_error(session, serial, CODE_E_LIMIT, &problem);
+        return;
+    }
+    session->missed++;
     struct version_id id = {session->job->run.generation, message->step};
-    struct version *version = message->step <= INT64_MAX ? job_version(session->job, id, session->world) : NULL;
+    struct version *version = job_version(session->job, id, session->world);
     if (version && !version_find_part(version, session->rank))
         version_absent(version, session->rank, "saved while no daemon could be reached");
     session_reply_ok(session, serial);

@@ -59,12 +59,16 @@ struct session {
     struct set *set;
     struct part *part; /* being captured */
     struct pending_save save;
+    bool has_tier_step;
+    uint64_t tier_step; /* this rank's newest part of this run that tiers held at open */
     bool has_step;
     uint64_t last_step, saves, skipped, report_number;
     struct problem push_reason;
     struct wait_list waits;
     uint32_t wait_count;
     struct restore *restores[RESTORES_MAX];
+    uint32_t restores_opening;
+    uint32_t missed; /* MISSED messages so far */
     uint32_t next_restore;
     uint8_t segments[POOL_SEGMENTS_MAX / 8]; /* the client has them */
 

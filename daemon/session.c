@@ -179,7 +179,7 @@ static void leave_job(struct session *session, bool orderly) {
     if (!session->open)
         return;
     session->open = false;
-    job_session_closed(session->job, orderly);
+    job_session_closed(session->job, session->rank, orderly);
 }
 
 void session_end(struct session *session, const char *why) {
@@ -216,9 +216,10 @@ void session_end(struct session *session, const char *why) {
         session_end(pusher, NULL);
     }
     if (session->push_of) {
-        session->push_of->pusher = NULL;
-        if (session->push_of->part)
-            part_session_gone(STEAL(session->push_of->part));
+        struct session *owner = STEAL(session->push_of);
+        owner->pusher = NULL;
+        if (owner->part)
+            part_push_lost(owner->part);
     }
     session_unhold(session);
 }

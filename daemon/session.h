@@ -26,12 +26,14 @@ enum code session_code(int error);
 
 /* From an opening. session_opened: the job is the session's now, or the code says why not. */
 enum code session_opened(struct session *session, const struct opening_request *request, struct job *job,
-                         const struct problem *warning, struct problem *problem);
+                         const struct opening_result *result, struct problem *problem);
 void session_open_failed(struct session *session);
 
 /* Events from parts and jobs. */
 void session_captured(struct session *session, struct part *part);
 void session_pushed(struct session *session, uint64_t image_offset, int32_t result);
+/* One more (or one less) restore is being opened: they count against the limit. */
+void session_restore_opening(struct session *session, bool begins);
 void session_restore_opened(struct session *session, struct restore *restore);
 void session_job_changed(struct session *session); /* waits may be answered */
 

@@ -383,7 +383,9 @@ static int pieces_read(const char **data, size_t *size, uint64_t count, struct c
     return 0;
 }
 
-int complete_read(const char *data, size_t size, struct complete *ret_complete, struct problem *problem) {
+/* The whole file is verified; `with_pieces` says whether the index is parsed, too. */
+static int read_all(const char *data, size_t size, bool with_pieces, struct complete *ret_complete,
+                    struct problem *problem) {
     CLEANUP(complete_deinit) struct complete complete = {0};
     uint64_t pieces;
     size_t length;
@@ -403,14 +405,23 @@ int complete_read(const char *data, size_t size, struct complete *ret_complete, 
     r = parts_read(&data, &size, &complete, problem);
     if (r < 0)
         return r;
-    r = pieces_read(&data, &size, pieces, &complete, problem);
+    if (with_pieces)
+        r = pieces_read(&data, &size, pieces, &complete, problem);
     if (r < 0)
         return r;
-    if (size)
+    if (with_pieces && size)
         return problem_set(problem, -EBADMSG, COMPLETE_FORMAT ": there are more lines than the first one says");
     *ret_complete = complete;
     complete = (struct complete){0};
     return 0;
+}
+
+int complete_read(const char *data, size_t size, struct complete *ret_complete, struct problem *problem) {
+    return read_all(data, size, true, ret_complete, problem);
+}
+
+int complete_read_parts(const char *data, size_t size, struct complete *ret_complete, struct problem *problem) {
+    return read_all(data, size, false, ret_complete, problem);
 }
 
 void complete_deinit(struct complete *complete) {

@@ -101,6 +101,9 @@ int complete_write(const struct complete *complete, char **ret_text, size_t *ret
 int complete_read_summary(const char *data, size_t size, struct complete_summary *ret_summary,
                           struct problem *problem) MUST_CHECK;
 int complete_read(const char *data, size_t size, struct complete *ret_complete, struct problem *problem) MUST_CHECK;
+/* The same without parsing the index of pieces, which stays empty: its bytes are verified all the same. */
+int complete_read_parts(const char *data, size_t size, struct complete *ret_complete,
+                        struct problem *problem) MUST_CHECK;
 void complete_deinit(struct complete *complete);
 
 /* "rank-00007.json" and the like. */

@@ -24,8 +24,10 @@ static int read_whole(struct tier *tier, const char *path, char **ret_data, size
     return r < 0 ? tier_problem(problem, tier, r, "read", path) : r;
 }
 
-static int read_complete(struct tier *tier, const char *job, struct version_id version, struct complete *ret_complete,
-                         char **ret_text, size_t *ret_size, struct problem *problem) {
+typedef int (*complete_reader)(const char *data, size_t size, struct complete *ret_complete, struct problem *problem);
+
+static int read_complete(struct tier *tier, const char *job, struct version_id version, complete_reader reader,
+                         struct complete *ret_complete, char **ret_text, size_t *ret_size, struct problem *problem) {
     char escaped[256], path[TIER_PATH_MAX];
     int r = job_escape(job, escaped, problem);
     if (r)
@@ -38,7 +40,7 @@ static int read_complete(struct tier *tier, const char *job, struct version_id v
         return r;
     struct complete complete;
     struct problem damage = PROBLEM_NONE;
-    r = complete_read(data, size, &complete, &damage);
+    r = reader(data, size, &complete, &damage);
     if (r)
         return bad(problem, tier, path, r, problem_text(&damage, r));
     const struct complete_summary *summary = &complete.summary;
@@ -56,13 +58,13 @@ int catalog_read_complete(struct tier *tier, const char *job, struct version_id 
                           struct problem *problem) {
     CLEANUP(freep) char *text = NULL;
     size_t size;
-    return read_complete(tier, job, version, ret_complete, &text, &size, problem);
+    return read_complete(tier, job, version, complete_read, ret_complete, &text, &size, problem);
 }
 
 int catalog_read_complete_text(struct tier *tier, const char *job, struct version_id version, char **ret_text,
                                size_t *ret_size, struct problem *problem) {
     struct complete complete;
-    int r = read_complete(tier, job, version, &complete, ret_text, ret_size, problem);
+    int r = read_complete(tier, job, version, complete_read, &complete, ret_text, ret_size, problem);
     if (r == 0)
         complete_deinit(&complete);
     return r;
@@ -166,10 +168,13 @@ static int check_part(const struct check *check, const struct complete_part *par
     return 0;
 }
 
-int catalog_check(struct tier *tier, const char *job, struct version_id version, struct problem *problem) {
+int catalog_check_parts(struct tier *tier, const char *job, struct version_id version, struct complete *ret_complete,
+                        char **ret_text, size_t *ret_size, struct problem *problem) {
     char escaped[256], path[TIER_PATH_MAX];
-    struct complete complete;
-    int r = catalog_read_complete(tier, job, version, &complete, problem);
+    CLEANUP(complete_deinit) struct complete complete = {0};
+    CLEANUP(freep) char *text = NULL;
+    size_t size;
+    int r = read_complete(tier, job, version, complete_read_parts, &complete, &text, &size, problem);
     if (r)
         return r;
     r = job_escape(job, escaped, problem);
@@ -182,8 +187,20 @@ int catalog_check(struct tier *tier, const char *job, struct version_id version,
     for (uint32_t i = 0; r == 0 && i < complete.summary.world; i++)
         r = check_part(&check, &complete.parts[i], problem);
     tier_entries_deinit(&check.entries);
-    complete_deinit(&complete);
-    return r;
+    if (r)
+        return r;
+    *ret_complete = complete;
+    complete = (struct complete){0};
+    *ret_text = STEAL(text);
+    *ret_size = size;
+    return 0;
+}
+
+int catalog_check(struct tier *tier, const char *job, struct version_id version, struct problem *problem) {
+    CLEANUP(complete_deinit) struct complete complete = {0};
+    CLEANUP(freep) char *text = NULL;
+    size_t size;
+    return catalog_check_parts(tier, job, version, &complete, &text, &size, problem);
 }
 
 static int condemn_file(struct tier *tier, const char *escaped, struct version_id version, const char *name,

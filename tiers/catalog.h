@@ -59,6 +59,10 @@ int catalog_read_manifest(struct tier *tier, const char *job, struct version_id 
 /* Checks complete.json, every manifest's first line against it, and every data file's length,
  * without reading data. 0, TIER_E_ABSENT, or -EBADMSG. */
 int catalog_check(struct tier *tier, const char *job, struct version_id version, struct problem *problem) MUST_CHECK;
+/* The same; hands out what it has read: the parts (without the index of pieces) and the text of
+ * complete.json, which the caller frees. */
+int catalog_check_parts(struct tier *tier, const char *job, struct version_id version, struct complete *ret_complete,
+                        char **ret_text, size_t *ret_size, struct problem *problem) MUST_CHECK;
 
 /* Reads one chunk of a part into `data` (>= raw length rounded up to TIER_ALIGNMENT, so aligned),
  * decoding if needed (`scratch`: same size, may be NULL for raw), and verifies its digest.

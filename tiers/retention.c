@@ -21,17 +21,22 @@
  * else finds the name absent and goes on.
  */
 
-static bool is_busy(struct retention_busy busy, struct version_id id) {
-    for (size_t i = 0; i < busy.count; i++) {
-        if (version_compare(busy.items[i], id) == 0)
+static bool is_among(const struct version_id *items, size_t count, struct version_id id) {
+    for (size_t i = 0; i < count; i++) {
+        if (version_compare(items[i], id) == 0)
             return true;
     }
     return false;
 }
 
-static const struct catalog_version *newest_complete(const struct catalog *catalog) {
+static bool counts_as_complete(const struct catalog_version *version, const struct retention_known *known) {
+    return version->complete || is_among(known->elsewhere, known->elsewhere_count, version->id);
+}
+
+static const struct catalog_version *newest_complete(const struct catalog *catalog,
+                                                     const struct retention_known *known) {
     for (size_t i = catalog->version_count; i-- > 0;) {
-        if (catalog->versions[i].complete)
+        if (counts_as_complete(&catalog->versions[i], known))
             return &catalog->versions[i];
     }
     return NULL;
@@ -61,18 +66,18 @@ static bool is_resume_version(const struct catalog *catalog, uint64_t current, s
 }
 
 int retention_choose(const struct catalog *catalog, const struct retention_policy *policy, uint64_t current,
-                     struct retention_busy busy, struct version_id **ret_victims, size_t *ret_count) {
+                     struct retention_known known, struct version_id **ret_victims, size_t *ret_count) {
     struct version_id *victims = calloc(catalog->version_count + 1, sizeof *victims);
     if (!victims)
         return -ENOMEM;
     size_t count = 0;
     uint64_t newer_complete = 0, keep = max_u64(policy->keep, 1);
-    const struct catalog_version *newest = newest_complete(catalog);
+    const struct catalog_version *newest = newest_complete(catalog, &known);
     for (size_t i = catalog->version_count; i-- > 0;) {
         const struct catalog_version *version = &catalog->versions[i];
         bool superseded = newest && version_compare(version->id, newest->id) < 0;
         bool victim;
-        if (version->complete) {
+        if (counts_as_complete(version, &known)) {
             bool every = policy->keep_every && version->id.step % policy->keep_every == 0;
             victim = newer_complete >= keep && !every && !is_resume_version(catalog, current, version->id);
             newer_complete++;
@@ -81,7 +86,7 @@ int retention_choose(const struct catalog *catalog, const struct retention_polic
         } else {
             victim = superseded || current == 0 || version->id.generation < current;
         }
-        if (victim && !version->pinned && !is_busy(busy, version->id))
+        if (victim && !version->pinned && !is_among(known.busy, known.busy_count, version->id))
             victims[count++] = version->id;
     }
     *ret_victims = victims;
@@ -254,7 +259,7 @@ static int prune_generations(const struct sweep *sweep, const struct catalog *ca
 }
 
 int retention_sweep(struct tier *tier, const char *job, const struct retention_policy *policy, uint64_t current,
-                    struct retention_busy busy, uint64_t nonce, uint32_t *ret_removed, struct problem *problem) {
+                    struct retention_known known, uint64_t nonce, uint32_t *ret_removed, struct problem *problem) {
     struct sweep sweep;
     int r = sweep_init(&sweep, tier, job, nonce, problem);
     if (r)
@@ -265,7 +270,7 @@ int retention_sweep(struct tier *tier, const char *job, const struct retention_p
         return r;
     CLEANUP(freep) struct version_id *victims = NULL;
     size_t count;
-    r = retention_choose(&catalog, policy, current, busy, &victims, &count);
+    r = retention_choose(&catalog, policy, current, known, &victims, &count);
     if (r)
         return tier_problem(problem, tier, r, "sweep", sweep.job);
     uint32_t removed = 0;

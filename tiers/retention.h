@@ -17,23 +17,27 @@ struct retention_policy {
     uint64_t trash_grace_ms; /* between the rename and the unlinking */
 };
 
-/* Versions that this daemon still works on, and, for a tier that holds no run files (all but the
- * deciding one), the version that the current run resumed from: never touched. */
-struct retention_busy {
-    const struct version_id *items;
-    size_t count;
+/* What the caller knows and the tier's files do not say. `busy`: versions that this daemon still
+ * works on, and, for a tier that holds no run files (all but the deciding one), the version that the
+ * current run resumed from: never touched. `elsewhere`: versions complete in a deeper tier. The tier
+ * of one node may never hold all parts of a version; here they count as complete ones. */
+struct retention_known {
+    const struct version_id *busy;
+    size_t busy_count;
+    const struct version_id *elsewhere;
+    size_t elsewhere_count;
 };
 
 /* Chooses, from a scan: pure. `current` is the running generation (0: none is running), whose
  * incomplete versions newer than its newest complete one are live. *ret_victims is allocated. */
 int retention_choose(const struct catalog *catalog, const struct retention_policy *policy, uint64_t current,
-                     struct retention_busy busy, struct version_id **ret_victims, size_t *ret_count) MUST_CHECK;
+                     struct retention_known known, struct version_id **ret_victims, size_t *ret_count) MUST_CHECK;
 
 /* Scan, choose, rename to trash, and empty trash directories older than the grace (by the file
  * system's clock); directories of generations older than `current` that hold no version any more
  * go too. *ret_removed counts versions renamed to trash. */
 int retention_sweep(struct tier *tier, const char *job, const struct retention_policy *policy, uint64_t current,
-                    struct retention_busy busy, uint64_t nonce, uint32_t *ret_removed,
+                    struct retention_known known, uint64_t nonce, uint32_t *ret_removed,
                     struct problem *problem) MUST_CHECK;
 
 /* Removes one version now (ckptctl rm): -EBUSY if pinned. */

@@ -39,7 +39,7 @@ static void add_run(struct catalog *catalog, uint64_t generation, uint64_t resum
 }
 
 static void expect(const struct catalog *catalog, struct retention_policy policy, uint64_t current,
-                   struct retention_busy busy, const char *expected) {
+                   struct retention_known busy, const char *expected) {
     struct version_id *victims;
     size_t count;
     assert_int_equal(retention_choose(catalog, &policy, current, busy, &victims, &count), 0);
@@ -84,14 +84,14 @@ static void test_choose(void **state) {
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         struct catalog catalog = parse_catalog(cases[i].catalog);
         struct retention_policy policy = {.keep = cases[i].keep, .keep_every = cases[i].keep_every};
-        expect(&catalog, policy, cases[i].current, (struct retention_busy){0}, cases[i].victims);
+        expect(&catalog, policy, cases[i].current, (struct retention_known){0}, cases[i].victims);
         catalog_deinit(&catalog);
     }
 }
 
 static void test_choose_resume_version(void **state) {
     struct retention_policy policy = {.keep = 1};
-    struct retention_busy none = {0};
+    struct retention_known none = {0};
     /* Run 2 went on from 10, because 20 is damaged, though it looks complete from here. */
     struct catalog catalog = parse_catalog("1/10c 1/20c 2/15");
     add_run(&catalog, 1, 0, 0);
@@ -115,7 +115,7 @@ static void test_choose_busy(void **state) {
     struct version_id items[] = {{1, 10}, {1, 25}};
     struct catalog catalog = parse_catalog("1/10c 1/20c 1/25 1/30c");
     struct retention_policy policy = {.keep = 1};
-    expect(&catalog, policy, 1, (struct retention_busy){items, 2}, "1/20");
+    expect(&catalog, policy, 1, (struct retention_known){items, 2}, "1/20");
     catalog_deinit(&catalog);
 }
 
@@ -170,7 +170,7 @@ static size_t count_versions(struct tier *tier) {
 static uint32_t sweep(struct tier *tier, struct retention_policy policy, uint64_t nonce) {
     struct problem problem = PROBLEM_NONE;
     uint32_t removed = 0;
-    int r = retention_sweep(tier, TEST_JOB, &policy, 1, (struct retention_busy){0}, nonce, &removed, &problem);
+    int r = retention_sweep(tier, TEST_JOB, &policy, 1, (struct retention_known){0}, nonce, &removed, &problem);
     assert_fine(r, &problem);
     return removed;
 }
@@ -310,7 +310,7 @@ static void test_prune(void **state) {
     struct retention_policy policy = {.keep = 1};
     uint32_t removed;
     struct problem problem = PROBLEM_NONE;
-    struct retention_busy none = {0};
+    struct retention_known none = {0};
     assert_fine(retention_sweep(tier, TEST_JOB, &policy, 4, none, 1, &removed, &problem), &problem);
     assert_false(is_there(tier, "1"));
     assert_true(is_there(tier, "2/run") && is_there(tier, "3/run") && is_there(tier, "4/run"));
@@ -334,7 +334,7 @@ static void test_fail_everywhere(void **state) {
         struct retention_policy policy = {.keep = 1};
         struct problem problem = PROBLEM_NONE;
         uint32_t removed;
-        int r = retention_sweep(tier, TEST_JOB, &policy, 1, (struct retention_busy){0}, 1, &removed, &problem);
+        int r = retention_sweep(tier, TEST_JOB, &policy, 1, (struct retention_known){0}, 1, &removed, &problem);
         if (r)
             assert_names_tier(&problem, "t");
         bool fired = tier_fault_fired(tier) > 0;
@@ -372,7 +372,7 @@ static void test_two_daemons(void **state) {
                 struct problem problem = PROBLEM_NONE;
                 int r = 0;
                 for (int k = 0; r == 0 && k < 3; k++)
-                    r = retention_sweep(tier, TEST_JOB, &policy, (uint64_t)round + 1, (struct retention_busy){0},
+                    r = retention_sweep(tier, TEST_JOB, &policy, (uint64_t)round + 1, (struct retention_known){0},
                                         i * 16 + (uint64_t)k, &removed, &problem);
                 if (r)
                     print_error("%s\n", problem.text);
