@@ -6,8 +6,8 @@
 #include <sys/random.h>
 
 /*
- * AREA and MISSED are sent without waiting for their answers; REGISTER waits, and if it fails, the
- * first complaint about what came before it is the cause that is told.
+ * AREA and MISSED are sent without waiting for their answers. If REGISTER or SAVE then fails, the
+ * complaint about what came before is the cause that is told (link.h).
  */
 
 /* A buffer in an area, grown as needed. True: it has moved. */
@@ -78,11 +78,8 @@ static int send_set(struct ckpt *c, uint64_t deadline, bool *ret_refused) {
         .nonce_address = probe ? (uintptr_t)&c->nonce : 0,
         .nonce = probe ? c->nonce : 0,
     };
-    link->complaint = 0;
     struct link_request request = {.opcode = MESSAGE_REGISTER, .body = &body, .fd = fd};
     int r = link_call(link, &request, MESSAGE_REGISTERED, deadline);
-    if (r < 0 && r != CKPT_E_TIMEOUT && link->complaint)
-        return error_set(link->complaint, "%s", link->complaint_text);
     if (r < 0)
         return r;
     const struct message_registered *registered = link->message.body;

@@ -16,6 +16,7 @@
 
 #define SAVE_URGENT_MS UINT64_C(60000)
 #define SAVE_PUSH_SLICE_MS UINT64_C(20) /* the push thread fails without a message */
+#define SAVE_REASON_MS UINT64_C(200)
 #define SAVE_SHARD_SLICE_MIN_NS (50 * UINT64_C(1000))
 #define SAVE_SHARD_SLICE_MAX_NS (2 * NANOSECONDS_PER_MS)
 
@@ -39,8 +40,9 @@ static int failed(struct ckpt *c) {
     char reason[SAVES_REASON_MAX];
     if (push_failed(&c->push, reason, sizeof reason))
         return lost(c, reason);
-    if (link_is_up(&c->session.link) && !c->saves.reason[0])
-        link_drain(&c->session.link); /* the reason comes with the event */
+    uint64_t deadline = clock_deadline(SAVE_REASON_MS); /* the reason comes with the event, soon */
+    while (!c->saves.reason[0] && link_receive(&c->session.link, deadline) == CKPT_OK)
+        link_unclaimed(&c->session.link);
     snprintf(reason, sizeof reason, "%s",
              c->saves.reason[0] ? c->saves.reason : "the daemon could not read the memory");
     return lost(c, reason);
@@ -213,9 +215,14 @@ static int saved(struct ckpt *c, uint64_t state_size, bool check) {
     struct link *link = &c->session.link;
     const struct message_saved *body = link->message.body;
     int result = body->result;
-    if (result != CKPT_OK && result != CKPT_SKIPPED && result != CKPT_ALREADY)
-        return error_known(result) ? error_set(result, "%.*s", (int)link->message.tail_length, link->message.tail)
-                                   : link_distrust(link, "an unknown result of a save");
+    if (result != CKPT_OK && result != CKPT_SKIPPED && result != CKPT_ALREADY) {
+        if (!error_known(result))
+            return link_distrust(link, "an unknown result of a save");
+        bool says_why = link->message.tail_length > 0;
+        return error_set(result, "step %ju was refused: %.*s", (uintmax_t)c->saves.step,
+                         says_why ? (int)link->message.tail_length : (int)strlen(error_name(result)),
+                         says_why ? link->message.tail : error_name(result));
+    }
     uint64_t expected = c->saves.image_size;
     if (result == CKPT_OK && body->image_size != expected)
         return link_distrust(link, "an image of another size than was registered");
@@ -281,6 +288,14 @@ static int ask(struct ckpt *c, uint64_t step, const struct ckpt_save_options *op
     return r < 0 ? r : saved(c, options->state_size, options->check);
 }
 
+/* Something sent ahead of the failed request was refused: that is the cause, and the daemon does not
+ * have what we believe it has. Begin anew with a session that knows nothing. */
+static int told_by_complaint(struct ckpt *c) {
+    int r = error_set(c->session.link.complaint, "%s", c->session.link.complaint_text);
+    session_down(c);
+    return r;
+}
+
 int ckpt_save(ckpt *c, uint64_t step, const struct ckpt_save_options *options) {
     int r = handle_enter(c);
     if (r < 0)
@@ -298,6 +313,7 @@ int ckpt_save(ckpt *c, uint64_t step, const struct ckpt_save_options *options) {
         save_fence(c, CKPT_DEFAULT_TIMEOUT);
 
     r = session_ensure_for_save(c);
+    c->session.link.complaint = CKPT_OK;
     if (r == CKPT_OK)
         r = register_ensure(c, given.state_size);
     if (r == CKPT_OK) {
@@ -305,6 +321,10 @@ int ckpt_save(ckpt *c, uint64_t step, const struct ckpt_save_options *options) {
         if (r < 0)
             r = unanswered(c, r);
     }
+    if (r < 0)
+        c->registered = false;
+    if (r < 0 && c->session.link.complaint)
+        r = told_by_complaint(c);
     if (!session_is_up(&c->session)) {
         if (r < 0 && c->saves.state != SAVES_RUNNING)
             saves_missed_add(&c->saves, step);

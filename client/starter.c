@@ -78,18 +78,10 @@ BARE static void default_signals(void) {
     sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
-/* A rank is often pinned to one core; the daemon may use all that the job's cpuset allows. */
-BARE static void widen_affinity(void) {
-    cpu_set_t all;
-    memset(&all, 0xff, sizeof all);
-    sched_setaffinity(0, sizeof all, &all);
-}
-
 BARE static int run_daemon(void *argument) {
     struct launch *launch = argument;
     setsid();
     default_signals();
-    widen_affinity();
     int null = open("/dev/null", O_RDWR);
     for (int fd = 0; fd < 3 && null >= 0; fd++)
         dup2(null, fd);

@@ -126,6 +126,24 @@ static void silent_at_register(void **state) {
     assert_recovers(fixture, 1);
 }
 
+static void refused_areas(void **state) {
+    struct fixture *fixture = *state;
+    struct ckpt_save_options options;
+    CKPT_INIT(options);
+    options.state = "state";
+    options.state_size = 5;
+    assert_recovers(fixture, 1);
+    fault(fixture, MESSAGE_AREA, FAKE_ERROR);
+    fixture->knobs->save_result = CODE_E_INVALID; /* as it must say of a state that lies nowhere */
+    assert_result(ckpt_save(fixture->c, 2, &options), CKPT_E_IO);
+    assert_says("broken on purpose");
+    fault(fixture, MESSAGE_AREA, FAKE_ANSWERS);
+    fixture->knobs->save_result = CODE_OK;
+    assert_recovers(fixture, 3);
+    assert_result(ckpt_save(fixture->c, 4, &options), CKPT_OK);
+    assert_result(ckpt_fence(fixture->c, 0), CKPT_OK);
+}
+
 static void garbage_everywhere(void **state) {
     struct fixture *fixture = *state;
     fault(fixture, MESSAGE_REGISTER, FAKE_GARBAGE);
@@ -313,14 +331,23 @@ static void a_bug_disables(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nobody_there),        cmocka_unit_test(a_program_that_does_not_stay),
-        fixture_test(open_answered_badly),     protected_test(silent_at_save),
-        protected_test(late_saved_is_nobodys), protected_test(silent_at_register),
-        protected_test(garbage_everywhere),    protected_test(fence_revokes),
-        protected_test(fence_shard_watches),   protected_test(captures_fail),
-        protected_test(death_at_each_message), protected_test(death_during_a_capture),
-        protected_test(death_after_a_capture), protected_test(unprotect_and_close_revoke),
-        protected_test(slow_opening_goes_on),  fixture_test(a_bug_disables),
+        cmocka_unit_test(nobody_there),
+        cmocka_unit_test(a_program_that_does_not_stay),
+        fixture_test(open_answered_badly),
+        protected_test(silent_at_save),
+        protected_test(late_saved_is_nobodys),
+        protected_test(silent_at_register),
+        protected_test(refused_areas),
+        protected_test(garbage_everywhere),
+        protected_test(fence_revokes),
+        protected_test(fence_shard_watches),
+        protected_test(captures_fail),
+        protected_test(death_at_each_message),
+        protected_test(death_during_a_capture),
+        protected_test(death_after_a_capture),
+        protected_test(unprotect_and_close_revoke),
+        protected_test(slow_opening_goes_on),
+        fixture_test(a_bug_disables),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
