@@ -5,7 +5,6 @@
 #include "client/pack.h"
 
 #include <errno.h>
-#include <uthash.h>
 
 /*
  * A piece costs one allocation, and so does a tensor; 100,000 of them are protected in well under a
@@ -17,20 +16,6 @@
  */
 
 #define SET_HEADER_ENTRY_MIN 40 /* bytes of JSON that a tensor costs beside its name, at least */
-
-struct set_tensor {
-    char *key; /* kind and name */
-    enum dtype dtype;
-    uint32_t pieces;           /* all, stored or not */
-    struct set_shard **stored; /* by hull */
-    size_t stored_count, stored_capacity;
-    uint64_t longest; /* of the hulls */
-    bool has_empty;
-    char *target; /* an alias: the key of the tensor that has the bytes */
-    uint8_t dims;
-    UT_hash_handle hh;
-    uint64_t shape[];
-};
 
 static void tensor_free(struct set_tensor *tensor) {
     free(tensor->key);
@@ -63,7 +48,7 @@ void set_deinit(struct set *set) {
     *set = (struct set){0};
 }
 
-static struct set_tensor *tensor_find(const struct set *set, const char *key) {
+struct set_tensor *set_find_tensor(const struct set *set, const char *key) {
     struct set_tensor *tensor;
     HASH_FIND_STR(set->tensors, key, tensor);
     return tensor;
@@ -78,8 +63,6 @@ static char *key_new(const char *name, bool rank_local) {
     }
     return key;
 }
-
-static bool tensor_is_local(const struct set_tensor *tensor) { return tensor->key[0] == 'L'; }
 
 const char *set_name(const struct set_shard *shard) { return shard->tensor->key + 1; }
 
@@ -175,7 +158,7 @@ static int tensor_get(struct set *set, const struct shard *shard, struct set_ten
     if (!key)
         return error_set(CKPT_E_MEMORY, "protect %s: out of memory", shard->name);
     const struct geometry *geometry = &shard->geometry;
-    struct set_tensor *tensor = tensor_find(set, key);
+    struct set_tensor *tensor = set_find_tensor(set, key);
     if (tensor) {
         if (tensor->target)
             return error_set(CKPT_E_EXISTS, "protect %s: that name is an alias of %s", shard->name, tensor->target + 1);
@@ -395,14 +378,14 @@ int set_alias(struct set *set, const char *alias, const char *name) {
         target_key = key_new(name, local);
         if (!target_key)
             return error_set(CKPT_E_MEMORY, "alias %s: out of memory", alias);
-        target = tensor_find(set, target_key);
+        target = set_find_tensor(set, target_key);
     }
     if (!target)
         return error_set(CKPT_E_NOT_FOUND, "alias %s: no tensor %s is protected", alias, name);
     if (target->target) {
         free(target_key);
         target_key = strdup(target->target);
-        target = target_key ? tensor_find(set, target_key) : NULL;
+        target = target_key ? set_find_tensor(set, target_key) : NULL;
         if (!target)
             return error_set(CKPT_E_NOT_FOUND, "alias %s: the tensor behind %s is protected no longer", alias, name);
     }
@@ -411,7 +394,7 @@ int set_alias(struct set *set, const char *alias, const char *name) {
         .name = alias,
         .target = target->key + 1,
         .dtype = target->dtype,
-        .flags = SHARD_ALIAS | (tensor_is_local(target) ? SHARD_RANK_LOCAL : 0),
+        .flags = SHARD_ALIAS | (set_tensor_is_local(target) ? SHARD_RANK_LOCAL : 0),
         .area = SHARDS_AREA_PRIVATE,
         .contiguous = true,
         .replica_count = 1,
@@ -422,10 +405,10 @@ int set_alias(struct set *set, const char *alias, const char *name) {
     int r = shards_writer_add(&set->scratch, &record, &problem);
     if (r < 0)
         return error_from(r, &problem, "alias");
-    CLEANUP(freep) char *key = key_new(alias, tensor_is_local(target));
+    CLEANUP(freep) char *key = key_new(alias, set_tensor_is_local(target));
     if (!key)
         return error_set(CKPT_E_MEMORY, "alias %s: out of memory", alias);
-    if (tensor_find(set, key))
+    if (set_find_tensor(set, key))
         return error_set(CKPT_E_EXISTS, "alias %s: that name is taken", alias);
     if (set->alias_count == set->alias_capacity) {
         size_t capacity = set->alias_capacity ? set->alias_capacity * 2 : 16;
@@ -518,126 +501,4 @@ struct set_shard *set_next_in(const struct set *set, const struct set_shard *sha
             return set->shards[i];
     }
     return NULL;
-}
-
-void set_image_deinit(struct set_image *image) {
-    image_layout_deinit(&image->layout);
-    shards_free(image->shards);
-    shards_writer_deinit(&image->table);
-    *image = (struct set_image){0};
-}
-
-uint64_t set_place_eager(struct set *set) {
-    set->eager_bytes = 0;
-    set->has_large_eager = false;
-    for (size_t i = 0; i < set->count; i++) {
-        struct set_shard *shard = set->shards[i];
-        if (!shard || !set_is_copied(shard)) {
-            set->has_large_eager |= shard && (shard->flags & SHARD_EAGER) && set_is_stored(shard);
-            continue;
-        }
-        shard->eager_offset = set->eager_bytes;
-        set->eager_bytes = align_up(set->eager_bytes + shard->bytes, AREA_ALIGNMENT);
-    }
-    return set->eager_bytes;
-}
-
-/* How the daemon reaches the piece: the eager copy, an area, or the program's own memory. */
-static void shard_place(const struct set_shard *shard, const struct areas *areas, const void *eager,
-                        struct shard *record) {
-    record->area = SHARDS_AREA_PRIVATE;
-    record->address = (uintptr_t)shard->data;
-    if (set_is_copied(shard)) {
-        if (areas_find(areas, (const uint8_t *)eager + shard->eager_offset, shard->bytes, &record->area,
-                       &record->address))
-            record->contiguous = true;
-        return;
-    }
-    record->flags &= ~(uint32_t)SHARD_EAGER;
-    int64_t low, high;
-    shard_span(record, &low, &high);
-    uint32_t area;
-    uint64_t offset;
-    if (areas_find(areas, (const uint8_t *)shard->data + low, (uint64_t)(high - low), &area, &offset)) {
-        record->area = area;
-        record->address = offset - (uint64_t)low;
-    }
-}
-
-static int add_shard(const struct set_shard *shard, const struct areas *areas, const void *eager,
-                     struct set_image *image, struct problem *problem) {
-    struct shard record = {
-        .name = set_name(shard),
-        .dtype = set_dtype(shard),
-        .flags = shard->flags,
-        .contiguous = shard->contiguous,
-        .replica_index = shard->replica_index,
-        .replica_count = shard->replica_count,
-    };
-    set_geometry(shard, &record.geometry);
-    if (!shard->contiguous)
-        memcpy(record.stride, set_stride(shard), (shard->is_range ? 1 : shard->tensor->dims) * sizeof record.stride[0]);
-    shard_place(shard, areas, eager, &record);
-    return shards_writer_add(&image->table, &record, problem);
-}
-
-/* An alias whose tensor is protected no longer waits for it to come back. */
-static int add_alias(const struct set *set, const struct set_tensor *alias, struct set_image *image,
-                     struct problem *problem) {
-    const struct set_tensor *target = tensor_find(set, alias->target);
-    if (!target)
-        return 0;
-    struct shard record = {
-        .name = alias->key + 1,
-        .target = target->key + 1,
-        .dtype = target->dtype,
-        .flags = SHARD_ALIAS | (tensor_is_local(target) ? SHARD_RANK_LOCAL : 0),
-        .area = SHARDS_AREA_PRIVATE,
-        .contiguous = true,
-        .replica_count = 1,
-    };
-    record.geometry.dims = target->dims;
-    memcpy(record.geometry.shape, target->shape, target->dims * sizeof(uint64_t));
-    memcpy(record.geometry.extent, target->shape, target->dims * sizeof(uint64_t));
-    return shards_writer_add(&image->table, &record, problem);
-}
-
-int set_build(struct set *set, const struct areas *areas, const void *eager, const struct image_identity *identity,
-              struct set_image *ret_image) {
-    struct problem problem = PROBLEM_NONE;
-    CLEANUP(set_image_deinit) struct set_image image = {0};
-    int r = 0;
-    uint32_t index = 0;
-    for (size_t i = 0; i < set->count && r == 0; i++)
-        if (set->shards[i]) {
-            set->shards[i]->index = index++;
-            r = add_shard(set->shards[i], areas, eager, &image, &problem);
-        }
-    for (size_t i = 0; i < set->alias_count && r == 0; i++)
-        r = add_alias(set, set->aliases[i], &image, &problem);
-    if (r == 0)
-        r = shards_parse(image.table.data, image.table.size, image.table.count, &image.shards, &problem);
-    if (r == 0)
-        r = image_layout(image.shards, identity, &image.layout, &problem);
-    if (r < 0)
-        return error_from(r, &problem, "the protected set");
-    *ret_image = image;
-    image = (struct set_image){0};
-    return CKPT_OK;
-}
-
-void set_copy_eager(const struct set *set, void *eager) {
-    for (size_t i = 0; i < set->count; i++) {
-        const struct set_shard *shard = set->shards[i];
-        if (!shard || !set_is_copied(shard) || shard->bytes == 0)
-            continue;
-        struct geometry geometry;
-        set_geometry(shard, &geometry);
-        unsigned element_size = dtype_size(set_dtype(shard));
-        struct pack_view view = {.geometry = &geometry,
-                                 .stride = set_stride(shard),
-                                 .data = (uint8_t *)(uintptr_t)shard->data,
-                                 .element_size = element_size};
-        pack_gather((uint8_t *)eager + shard->eager_offset, &view, 0, shard->bytes / element_size);
-    }
 }

@@ -12,6 +12,8 @@
 #include "proto/image.h"
 #include "proto/shards.h"
 
+#include <uthash.h>
+
 #define SET_EAGER_COPY_MAX MIB(16) /* a larger eager shard is fenced inside save instead of copied */
 #define SET_INDEX_NONE UINT32_MAX
 
@@ -28,6 +30,21 @@ struct set_shard {
     bool is_range, contiguous;
     uint64_t eager_offset; /* in the eager buffer, if it is copied */
     uint64_t numbers[];    /* range: start, count, stride; box: offset, extent, stride, per dimension */
+};
+
+/* All pieces of one name; or an alias. */
+struct set_tensor {
+    char *key; /* kind and name */
+    enum dtype dtype;
+    uint32_t pieces;           /* all, stored or not */
+    struct set_shard **stored; /* by hull */
+    size_t stored_count, stored_capacity;
+    uint64_t longest; /* of the hulls */
+    bool has_empty;
+    char *target; /* an alias: the key of the tensor that has the bytes */
+    uint8_t dims;
+    UT_hash_handle hh;
+    uint64_t shape[];
 };
 
 struct set {
@@ -59,6 +76,9 @@ struct set_shard *set_next_in(const struct set *set, const struct set_shard *sha
 void set_geometry(const struct set_shard *shard, struct geometry *ret_geometry);
 enum dtype set_dtype(const struct set_shard *shard);
 const char *set_name(const struct set_shard *shard);
+/* By key: 'G' or 'L' (rank-local), then the name. NULL: none. */
+struct set_tensor *set_find_tensor(const struct set *set, const char *key);
+static inline bool set_tensor_is_local(const struct set_tensor *tensor) { return tensor->key[0] == 'L'; }
 /* NULL if contiguous. */
 const int64_t *set_stride(const struct set_shard *shard);
 /* Eager, stored, and small enough to be copied inside save. */
