@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""lz4 against raw, and one event loop against the other
+
+Time from `save` until LOCAL, two daemons in turns. What encoding gains depends on how slow the storage is: with a fast
+local disk it loses time and saves room. `auto` must not cost much where nothing compresses.
+"""
+
+from harness import GIB, LOCAL, MIB
+
+KEEP = "keep = 1\ntrash_grace_s = 0\n"
+
+
+class Side:
+    """A daemon and a program that saves."""
+
+    def __init__(self, daemon, actor, data, size):
+        self.daemon, self.actor, self.size = daemon, actor, size
+        actor.open("codec")
+        actor("memory", "shared", data, size, 16)
+        actor("protect")
+        self.save(0)
+
+    def save(self, step):
+        took = self.actor("save", step, LOCAL, LOCAL)["durable_ns"] / 1e9
+        self.daemon.settle()
+        return took
+
+    def stored(self):
+        """The part of its bytes that lies on the disk."""
+        kinds = (".safetensors", ".chunks")
+        files = [path for path in self.daemon.tiers["local"].rglob("rank-*") if path.suffix in kinds]
+        return max(path.stat().st_size for path in files) / self.size
+
+
+def compare(bench, data, size, ours, other):
+    """Options of a daemon each. The pairs of times, and what our side stored."""
+    pool = size + 256 * MIB
+    with bench.daemon("ours", pool, **ours) as our_daemon, bench.actor(our_daemon) as our_actor:
+        with bench.daemon("other", pool, **other) as other_daemon, bench.actor(other_daemon) as other_actor:
+            left, right = Side(our_daemon, our_actor, data, size), Side(other_daemon, other_actor, data, size)
+            pairs = [(left.save(step), right.save(step)) for step in range(1, 1 + bench.repeats)]
+            return pairs, left.stored()
+
+
+def run(bench):
+    size = bench.size(GIB // 2, 4, 8)
+    raw = {"tier_options": KEEP}
+    for data in ("compressible", "noise"):
+        for codec in ("lz4", "auto"):
+            encoded = {"tier_options": KEEP + f"codec = {codec}"}
+            pairs, stored = compare(bench, data, size, encoded, raw)
+            bench.book.time(f"{codec}, {data} bytes, stored as {stored:.0%}", pairs, "raw")
+    pairs, _ = compare(bench, "noise", size, {**raw, "loop": "posix"}, {**raw, "loop": "uring"})
+    bench.book.time("the posix loop, raw", pairs, "io_uring")

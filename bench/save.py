@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""how long `save` blocks the program
+
+Saves of a protected set, without eager shards, to CAPTURED only. Before each there is one ping-pong over a socket of the
+same kind, between two processes that were asleep: what a message and its answer cost at least. The time must not
+depend on how much is saved.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+from harness import CAPTURED, GIB, MIB
+
+LIMIT = 50e-6
+TENSORS = 10_000
+
+
+def measure(bench, size, shards, pool):
+    with bench.daemon(f"save-{size}-{shards}", pool) as daemon, bench.actor(daemon) as actor:
+        actor("pinger")
+        actor.open("save")
+        actor("memory", "shared", "compressible", size, shards)
+        actor("protect")
+        actor("save", 0, CAPTURED, CAPTURED)
+        pairs = []
+        for step in range(1, 4 * bench.repeats):
+            ping = actor("ping")["ping_ns"]
+            pairs.append((actor("save", step, CAPTURED, 0)["save_ns"] / 1e9, ping / 1e9))
+        return pairs
+
+
+def python(bench):
+    """The same of the Python package: 10,000 tensors, whose objects are looked through at each save."""
+    with bench.daemon("save-python", "256M") as daemon:
+        environment = {
+            **os.environ,
+            "CKPT_SOCKET": str(daemon.socket),
+            "PYTHONPATH": str(pathlib.Path(__file__).resolve().parent.parent / "client/python"),
+            "CKPT_LIBRARY": str(bench.build / "client/libckpt.so"),
+        }
+        command = [sys.executable, __file__, str(4 * bench.repeats)]
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        bench.book.note("Python: left out: " + (ran.stderr.strip().splitlines() or ["no reason"])[-1])
+        return None
+    return json.loads(ran.stdout)
+
+
+def run(bench):
+    large = bench.size(2 * GIB, 2)
+    pool = large + 256 * MIB
+    sizes = [(f"{size // MIB} MiB, {shards} shard{'s' * (shards > 1)}", size, shards)
+             for size in (MIB, large) for shards in (1, TENSORS)]
+    medians = {}
+    for name, size, shards in sizes:
+        pairs = measure(bench, size, shards, pool)
+        bench.book.time(f"save, {name}", pairs, "ping-pong", limit=LIMIT)
+        medians[name] = sorted(ours for ours, _ in pairs)[len(pairs) // 2]
+    least, most = min(medians.values()), max(medians.values())
+    bench.book.time("save, slowest of these by fastest", [(most, least)], "fastest", ceiling=2)
+    times = python(bench)
+    if times:
+        c = medians[sizes[1][0]]
+        bench.book.time(f"save in Python, {TENSORS} tensors in a dict", [(ours, c) for ours in times], "C")
+
+
+def main():
+    import time
+
+    import ckptd
+    import numpy
+
+    arrays = {f"layers.{i}.weight": numpy.zeros(26, dtype=numpy.float32) for i in range(TENSORS)}
+    with ckptd.Checkpointer("python", state=ckptd.fenced(arrays)) as ckpt:
+        times = []
+        for step in range(int(sys.argv[1])):
+            start = time.perf_counter()
+            ckpt.save(step, to="CAPTURED")
+            times.append(time.perf_counter() - start)
+            ckpt.fence()
+    print(json.dumps(times[1:]))
+
+
+if __name__ == "__main__":
+    main()
