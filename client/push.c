@@ -8,9 +8,9 @@
 #include <signal.h>
 
 /*
- * Up to PUSH_SLOTS chunks are on their way at once: while the daemon digests one, the next is
- * filled. A failure revokes the capture word, so that the fence sees at once what no event will
- * tell. The thread waits for the daemon in slices, so a stop takes effect within one.
+ * The daemon takes one chunk at a time; while it digests that, the next slots are filled. A failure revokes the capture
+ * word, so that the fence sees at once what no event will tell. The thread waits for the daemon in slices, so a stop
+ * takes effect within one.
  */
 
 #define PUSH_SLICE_MS 20
@@ -121,10 +121,34 @@ static void fill(const struct push_job *job, uint64_t offset, uint64_t length, c
         memcpy(to + (at - offset), (const uint8_t *)job->state + (at - layout->state_offset), end - at);
 }
 
-static int push_answer(struct push *push, uint64_t *answered, const struct push_job *job) {
-    int r = push_receive(push, clock_deadline(job->answer_ms));
-    if (r < 0)
-        return r;
+/* How far the image has come, in chunks: filled >= sent >= answered. */
+struct progress {
+    uint64_t chunks, filled, sent, answered;
+};
+
+static void fill_next(const struct push_job *job, const uint8_t *header, struct progress *progress) {
+    uint64_t offset = progress->filled * job->chunk_size;
+    uint64_t length = min_u64(job->chunk_size, job->image_size - offset);
+    fill(job, offset, length, header, job->slots + progress->filled % PUSH_SLOTS * job->chunk_size);
+    progress->filled++;
+}
+
+static int send_next(struct push *push, const struct push_job *job, struct progress *progress) {
+    uint64_t offset = progress->sent * job->chunk_size;
+    struct message_push body = {
+        .image_offset = offset,
+        .area_offset = job->slots_offset + progress->sent % PUSH_SLOTS * job->chunk_size,
+        .area = job->slots_area,
+        .length = (uint32_t)min_u64(job->chunk_size, job->image_size - offset),
+        .counter = job->counter,
+    };
+    progress->sent++;
+    return link_send(&push->link, &(struct link_request){.opcode = MESSAGE_PUSH, .body = &body, .fd = -1},
+                     clock_deadline(job->answer_ms), NULL);
+}
+
+/* A message has come. */
+static int take_answer(struct push *push, struct progress *progress) {
     if (push->link.message.opcode == MESSAGE_ERROR)
         return link_error(&push->link);
     if (push->link.message.opcode != MESSAGE_PUSHED)
@@ -132,8 +156,23 @@ static int push_answer(struct push *push, uint64_t *answered, const struct push_
     const struct message_pushed *pushed = push->link.message.body;
     if (pushed->result < 0)
         return error_set(pushed->result, "the daemon refused a pushed chunk (%s)", error_name(pushed->result));
-    ++*answered;
+    if (progress->answered == progress->sent)
+        return link_distrust(&push->link, "an answer to a chunk that was not sent");
+    progress->answered++;
     return CKPT_OK;
+}
+
+/* One step: a chunk is sent, filled, or waited for, in this order of preference. */
+static int push_step(struct push *push, const struct push_job *job, const uint8_t *header, struct progress *progress) {
+    if (progress->sent == progress->answered && progress->filled > progress->sent)
+        return send_next(push, job, progress);
+    bool room = progress->filled < progress->chunks && progress->filled - progress->answered < PUSH_SLOTS;
+    if (room)
+        fill_next(job, header, progress);
+    int r = room ? link_receive(&push->link, 0) : push_receive(push, clock_deadline(job->answer_ms));
+    if (room && r == CKPT_E_TIMEOUT)
+        return CKPT_OK;
+    return r < 0 ? r : take_answer(push, progress);
 }
 
 static int push_image(struct push *push, const struct push_job *job) {
@@ -143,34 +182,11 @@ static int push_image(struct push *push, const struct push_job *job) {
         return error_set(CKPT_E_MEMORY, "out of memory for an image header of %ju bytes",
                          (uintmax_t)layout->data_start);
     image_header(layout, job->state_size, header);
-
-    uint64_t sent = 0, answered = 0, chunks = (job->image_size + job->chunk_size - 1) / job->chunk_size;
-    while (answered < chunks) {
-        if (stopped(push))
-            return error_set(CKPT_E_LOST, "stopped");
-        if (sent == chunks || sent - answered == PUSH_SLOTS) {
-            int r = push_answer(push, &answered, job);
-            if (r < 0)
-                return r;
-            continue;
-        }
-        uint64_t slot = sent % PUSH_SLOTS * job->chunk_size, offset = sent * job->chunk_size;
-        uint64_t length = min_u64(job->chunk_size, job->image_size - offset);
-        fill(job, offset, length, header, job->slots + slot);
-        struct message_push body = {
-            .image_offset = offset,
-            .area_offset = job->slots_offset + slot,
-            .area = job->slots_area,
-            .length = (uint32_t)length,
-            .counter = job->counter,
-        };
-        int r = link_send(&push->link, &(struct link_request){.opcode = MESSAGE_PUSH, .body = &body, .fd = -1},
-                          clock_deadline(job->answer_ms), NULL);
-        if (r < 0)
-            return r;
-        sent++;
-    }
-    return CKPT_OK;
+    struct progress progress = {.chunks = (job->image_size + job->chunk_size - 1) / job->chunk_size};
+    int r = CKPT_OK;
+    while (progress.answered < progress.chunks && r == CKPT_OK)
+        r = stopped(push) ? error_set(CKPT_E_LOST, "stopped") : push_step(push, job, header, &progress);
+    return r;
 }
 
 static void push_run(struct push *push, const struct push_job *job) {

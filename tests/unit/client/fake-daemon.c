@@ -349,6 +349,9 @@ static void on_push(struct fake *fake, struct connection *connection, const stru
     const struct message_push *push = message->body;
     struct capture *capture = &fake->capture;
     struct message_pushed reply = {.image_offset = push->image_offset, .result = CODE_E_INVALID};
+    char early;
+    if (recv(connection->fd, &early, 1, MSG_PEEK | MSG_DONTWAIT) > 0)
+        abort(); /* a second chunk before the first was answered */
     if (capture->running && push->counter == capture->save.counter && push->image_offset == capture->watermark &&
         push->length <= capture->image_size - push->image_offset) {
         memcpy(capture->image + push->image_offset, (uint8_t *)fake->areas[push->area].map + push->area_offset,
