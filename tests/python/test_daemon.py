@@ -182,10 +182,21 @@ class Arrays(support.WithDaemon):
         with self.open(data=ckptd.fenced(data), fence_timeout=20.0) as ckpt:
             self.assertTrue(ckpt.save(1, check=True))
             self.assertTrue(ckpt.fence())
-            self.assertTrue(ckpt.save(2, check=True))
-            data[:] = 1
-            with self.assertLogs("ckptd") as logs:
-                self.assertFalse(ckpt.fence())
+            stop = threading.Event()
+
+            def change():
+                while not stop.is_set():
+                    numpy.add(data, 1, out=data)
+
+            thread = threading.Thread(target=change)
+            thread.start()
+            try:
+                with self.assertLogs("ckptd") as logs:
+                    self.assertTrue(ckpt.save(2, check=True))
+                    self.assertFalse(ckpt.fence())
+            finally:
+                stop.set()
+                thread.join()
             self.assertIn("the memory of data changed", logs.output[0])
             self.assertTrue(ckpt.save(3, check=True))
             self.assertTrue(ckpt.wait("local"))

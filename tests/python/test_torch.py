@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules, optimizers, schedulers and tensors, on versions kept in memory (memory_handle.py)."""
-import collections
 import gc
 import itertools
 import unittest
