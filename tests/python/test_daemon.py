@@ -302,10 +302,10 @@ class Waiting(support.WithDaemon):
             self.assertTrue(ckpt.save(2))
 
     def test_ctrl_c_ends_a_fence_and_an_opening(self):
-        """A stopped daemon answers nothing."""
-        data = numpy.zeros(64 << 20, "u1")
+        """A stopped daemon answers nothing, and a checked save needs its answer at the fence."""
+        data = numpy.zeros(1 << 20, "u1")
         ckpt = self.open(data=ckptd.fenced(data), fence_timeout=4.0)
-        self.assertTrue(ckpt.save(1))
+        self.assertTrue(ckpt.save(1, check=True))
         self.daemon.process.send_signal(signal.SIGSTOP)
         try:
             for action in (ckpt.fence, lambda: self.open("other", open_timeout=4.0)):
