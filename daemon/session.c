@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 
 #define SEND_QUEUE_MAX 256 /* packets that a client has not read yet */
 
@@ -224,10 +225,24 @@ void session_end(struct session *session, const char *why) {
     session_unhold(session);
 }
 
+/* What the client said before it died is still in the socket: its goodbye, most of all. */
+static void last_words(struct loop_op *op) {
+    struct session *session = CONTAINER_OF(op, struct session, death);
+    int unread = 0;
+    if (!session->ended && !session->suspended && ioctl(session->fd, FIONREAD, &unread) == 0 && unread > 0) {
+        loop_post(session->server->loop, &session->death, 0, last_words);
+        return;
+    }
+    session_end(session, "has ended");
+    session_unhold(session);
+}
+
 static void client_died(struct loop_op *op) {
     struct session *session = CONTAINER_OF(op, struct session, death);
-    if (op->result >= 0)
-        session_end(session, "has ended");
+    if (op->result >= 0) { /* after the packets that were received together with this */
+        loop_post(session->server->loop, &session->death, 0, last_words);
+        return;
+    }
     session_unhold(session);
 }
 
