@@ -19,9 +19,12 @@ TAILQ_HEAD(lease_list, lease);
 
 struct fetch {
     TAILQ_ENTRY(fetch) link;
+    TAILQ_ENTRY(fetch) queue_link; /* in the server's queue, while `waiting` */
     struct restore *restore;
-    uint32_t serial, count, left;
-    uint64_t bytes; /* charged to the server's fetching */
+    struct holding *holding;
+    uint32_t serial, first, count, left;
+    uint64_t bytes; /* charged to the server's fetching once it has begun */
+    bool waiting;
     struct loop_op timer;
     bool answered;
     struct holding_request requests[];
@@ -286,10 +289,35 @@ static int holding_of(struct restore *restore, uint32_t rank, struct holding **r
     return 0;
 }
 
+static void chunk_came(struct holding_request *request);
+
+/* What is fetched or leased stays below half of the pool, all clients together: fetches that wait
+ * for each other's memory would wait for ever, and captures need the other half. The others wait
+ * here, in order, until leases are released or their deadlines pass. */
+static void fetches_begin(struct server *server) {
+    struct fetch *fetch;
+    struct pool_usage usage;
+    pool_get_usage(server->pool, &usage);
+    while ((fetch = TAILQ_FIRST(&server->fetches))) {
+        if (server->fetching && server->fetching + fetch->bytes > usage.limit / 2)
+            return;
+        TAILQ_REMOVE(&server->fetches, fetch, queue_link);
+        fetch->waiting = false;
+        server->fetching += fetch->bytes;
+        for (uint32_t i = 0; i < fetch->count; i++) {
+            fetch->requests[i].tag = i;
+            fetch->requests[i].index = fetch->first + i;
+            fetch->requests[i].fn = chunk_came;
+            holding_get(fetch->holding, &fetch->requests[i]);
+        }
+    }
+}
+
 static void lease_drop(struct restore *restore, struct lease *lease) {
     for (uint32_t i = 0; i < lease->count; i++)
         pool_buffer_unref(lease->buffers[i]);
     restore->server->fetching -= lease->bytes;
+    fetches_begin(restore->server);
     TAILQ_REMOVE(&restore->leases, lease, link);
     restore->lease_count--;
     free(lease);
@@ -300,6 +328,7 @@ static void fetch_drop(struct fetch *fetch) {
         if (fetch->requests[i].buffer)
             pool_buffer_unref(fetch->requests[i].buffer);
     fetch->restore->server->fetching -= fetch->bytes;
+    fetches_begin(fetch->restore->server);
 }
 
 static void fetch_refuse(struct fetch *fetch, enum code code, const struct problem *problem) {
@@ -363,6 +392,12 @@ static void chunk_came(struct holding_request *request) {
 }
 
 static void fetch_cancel(struct fetch *fetch) {
+    if (fetch->waiting) {
+        TAILQ_REMOVE(&fetch->restore->server->fetches, fetch, queue_link);
+        fetch->waiting = false;
+        fetch->left = 0; /* none has begun */
+        return;
+    }
     for (uint32_t i = 0; i < fetch->count; i++)
         holding_cancel(&fetch->requests[i]);
 }
@@ -389,33 +424,23 @@ int restore_fetch(struct restore *restore, uint32_t serial, const struct message
         return problem_set(problem, r, "version %llu/%llu has no part of rank %u",
                            (unsigned long long)restore->id.generation, (unsigned long long)restore->id.step,
                            request->rank);
-    /* What is fetched or leased stays below half of the pool, all clients together: fetches that wait
-     * for each other's memory would wait for ever, and captures need the other half. */
-    struct pool_usage usage;
-    pool_get_usage(server->pool, &usage);
-    uint64_t bytes = request->count * (uint64_t)restore->complete.parts[request->rank].chunk_size;
-    if (server->fetching && server->fetching + bytes > usage.limit / 2)
-        return problem_set(problem, -E2BIG, "no room in the pool for a fetch of %u chunks now: ask for fewer, or later",
-                           request->count);
     struct fetch *fetch = calloc(1, sizeof *fetch + request->count * sizeof fetch->requests[0]);
     if (!fetch)
         return problem_set(problem, -ENOMEM, "out of memory");
-    server->fetching += bytes;
     fetch->restore = restore;
+    fetch->holding = holding;
     fetch->serial = serial;
-    fetch->bytes = bytes;
+    fetch->bytes = request->count * (uint64_t)restore->complete.parts[request->rank].chunk_size;
+    fetch->first = request->first;
     fetch->count = fetch->left = request->count;
     TAILQ_INSERT_TAIL(&restore->fetches, fetch, link);
     restore->fetch_count++;
     loop_timer(server->loop, &fetch->timer,
                loop_now(server->loop) + min_u64(request->timeout_ms, FETCH_TIMEOUT_MAX_MS) * NANOSECONDS_PER_MS,
                fetch_elapsed);
-    for (uint32_t i = 0; i < fetch->count; i++) {
-        fetch->requests[i].tag = i;
-        fetch->requests[i].index = request->first + i;
-        fetch->requests[i].fn = chunk_came;
-        holding_get(holding, &fetch->requests[i]);
-    }
+    fetch->waiting = true;
+    TAILQ_INSERT_TAIL(&server->fetches, fetch, queue_link);
+    fetches_begin(server);
     return 0;
 }
 
@@ -531,13 +556,13 @@ static void restore_free(struct restore *restore) {
 void restore_close(struct restore *restore) {
     struct lease *lease;
     restore->closed = true;
-    while ((lease = TAILQ_FIRST(&restore->leases)))
-        lease_drop(restore, lease);
     struct fetch *fetch;
     TAILQ_FOREACH(fetch, &restore->fetches, link) {
         loop_cancel(restore->server->loop, &fetch->timer);
         fetch_cancel(fetch);
     }
+    while ((lease = TAILQ_FIRST(&restore->leases)))
+        lease_drop(restore, lease);
     struct prefetch *prefetch;
     TAILQ_FOREACH(prefetch, &restore->prefetches, link)
     holding_cancel(&prefetch->request);

@@ -229,6 +229,7 @@ int server_new(struct loop *loop, const struct config *config, struct log *log, 
     TAILQ_INIT(&server->lanes);
     TAILQ_INIT(&server->jobs);
     TAILQ_INIT(&server->sessions);
+    TAILQ_INIT(&server->fetches);
     const char *crash = getenv("CKPTD_CRASH_AT");
     if (crash)
         server->commit_hook = (struct commit_hook){.reached = crash_here, .context = (void *)crash};

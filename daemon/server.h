@@ -51,6 +51,7 @@ struct server_counters {
 TAILQ_HEAD(lane_list, lane);
 TAILQ_HEAD(job_list, job);
 TAILQ_HEAD(session_list, session);
+TAILQ_HEAD(fetch_queue, fetch);
 
 struct server {
     struct loop *loop;
@@ -65,7 +66,8 @@ struct server {
     struct job_list jobs;
     struct session_list sessions;
     uint32_t session_count;
-    uint64_t fetching; /* bytes of the pool in fetches and leases */
+    uint64_t fetching;           /* bytes of the pool in fetches and leases */
+    struct fetch_queue fetches; /* those that wait for room among them */
     struct server_counters counters;
     char host[256], boot_id[40];
     uid_t uid;
