@@ -60,6 +60,7 @@ int handle_bug(struct ckpt *c, const char *condition, const char *file, int line
 }
 
 int handle_enter(struct ckpt *c) {
+    error_clear();
     if (!c)
         return error_set(CKPT_E_INVALID, "the handle is NULL");
     if (atomic_load_explicit(&c->forked, memory_order_relaxed))

@@ -226,6 +226,7 @@ static int saved(struct ckpt *c, uint64_t state_size, bool check) {
     uint64_t expected = c->saves.image_size;
     if (result == CKPT_OK && body->image_size != expected)
         return link_distrust(link, "an image of another size than was registered");
+    error_clear();                     /* of attempts on the way here */
     if (link->message.tail_length > 0) /* a report about an earlier version */
         error_set(result, "%.*s", (int)link->message.tail_length, link->message.tail);
     saves_answered(&c->saves, result, expected);
@@ -254,6 +255,7 @@ static int unanswered(struct ckpt *c, int result) {
     }
     saves_answered(&c->saves, CKPT_OK, c->saves.image_size);
     saves_settle(&c->saves, true);
+    error_clear();
     return CKPT_OK;
 }
 

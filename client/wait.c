@@ -2,6 +2,7 @@
 #include "client/clock.h"
 #include "client/handle.h"
 #include "client/options.h"
+#include "client/save.h"
 
 #include <sys/mman.h>
 
@@ -47,16 +48,36 @@ static int wait_for(struct ckpt *c, uint64_t step, uint32_t level, uint32_t scop
     return r < 0 ? r : ask_wait(c, step, level, scope, timeout_ms);
 }
 
+/* Check mode: the daemon reads the memory again once the fence has begun, and a wait implies one. */
+static int fence_checked(struct ckpt *c, uint64_t timeout_ms) {
+    bool checked = c && c->saves.check && c->saves.state == SAVES_RUNNING;
+    int r = checked ? handle_enter(c) : CKPT_OK;
+    return checked && r == CKPT_OK ? save_fence(c, timeout_ms) : r;
+}
+
 int ckpt_wait(ckpt *c, uint64_t step, uint32_t level, uint32_t scope, uint64_t timeout_ms) {
     uint64_t wait_ms = clock_timeout_ms(timeout_ms, HANDLE_WAIT_MS);
-    int r = wait_for(c, step, level, scope, wait_ms);
+    int r = fence_checked(c, wait_ms);
+    if (r == CKPT_OK)
+        r = wait_for(c, step, level, scope, wait_ms);
     if (r != CKPT_PENDING)
         return r;
     return error_set(CKPT_E_TIMEOUT, "step %ju did not become durable at level %u within %ju ms; its drain goes on",
                      (uintmax_t)step, level, (uintmax_t)wait_ms);
 }
 
-int ckpt_test(ckpt *c, uint64_t step, uint32_t level, uint32_t scope) { return wait_for(c, step, level, scope, 0); }
+int ckpt_test(ckpt *c, uint64_t step, uint32_t level, uint32_t scope) {
+    int r = handle_enter(c);
+    if (r < 0)
+        return r;
+    /* Whether the running capture has ended stands in the word: nobody need be asked. */
+    if (level == CKPT_CAPTURED && scope == CKPT_PART && c->saves.state == SAVES_RUNNING && step == c->saves.step) {
+        enum saves_verdict verdict = saves_judge(&c->saves, word_load(c->session.word));
+        if (verdict != SAVES_FAILED)
+            return verdict == SAVES_CAPTURED ? CKPT_OK : CKPT_PENDING;
+    }
+    return wait_for(c, step, level, scope, 0);
+}
 
 int ckpt_last_durable(ckpt *c, uint32_t level, struct ckpt_durable *durable) {
     int r = handle_enter(c);
