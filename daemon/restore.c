@@ -424,13 +424,19 @@ int restore_fetch(struct restore *restore, uint32_t serial, const struct message
         return problem_set(problem, r, "version %llu/%llu has no part of rank %u",
                            (unsigned long long)restore->id.generation, (unsigned long long)restore->id.step,
                            request->rank);
+    struct pool_usage usage;
+    pool_get_usage(server->pool, &usage);
+    uint64_t bytes = request->count * (uint64_t)restore->complete.parts[request->rank].chunk_size;
+    if (bytes > usage.limit / 2 && request->count > 1)
+        return problem_set(problem, -E2BIG, "a fetch of %u chunks is more than half of the pool: ask for fewer",
+                           request->count);
     struct fetch *fetch = calloc(1, sizeof *fetch + request->count * sizeof fetch->requests[0]);
     if (!fetch)
         return problem_set(problem, -ENOMEM, "out of memory");
     fetch->restore = restore;
     fetch->holding = holding;
     fetch->serial = serial;
-    fetch->bytes = request->count * (uint64_t)restore->complete.parts[request->rank].chunk_size;
+    fetch->bytes = bytes;
     fetch->first = request->first;
     fetch->count = fetch->left = request->count;
     TAILQ_INSERT_TAIL(&restore->fetches, fetch, link);

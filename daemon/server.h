@@ -66,7 +66,7 @@ struct server {
     struct job_list jobs;
     struct session_list sessions;
     uint32_t session_count;
-    uint64_t fetching;           /* bytes of the pool in fetches and leases */
+    uint64_t fetching;          /* bytes of the pool in fetches and leases */
     struct fetch_queue fetches; /* those that wait for room among them */
     struct server_counters counters;
     char host[256], boot_id[40];
