@@ -30,7 +30,7 @@ static void names_of_every_kind(void) {
     CHECK_IS(CKPT_E_EXISTS, ckpt_protect_array(c, "a/b/c", CKPT_U8, data, 1));
     save_durable(c, 1, CKPT_GLOBAL);
     CHECK_OK(ckpt_close(c));
-    daemon_stop();
+    daemon_stop_unused();
     daemon_start(); /* from the files, not from memory */
     c = job_open("names");
     ckpt_restore *r = restore_step(c, 1);

@@ -194,7 +194,7 @@ static void three_versions(const char *job) {
     for (uint64_t step = 1; step <= 3; step++)
         save_words(c, step, step, CKPT_GLOBAL);
     CHECK_OK(ckpt_close(c));
-    daemon_stop();
+    daemon_stop_unused();
 }
 
 static const char *data_file(const char *tier, const char *job, unsigned step) {
@@ -283,7 +283,7 @@ static void rubbish_in_every_file(void) {
         uint64_t step = info.resume_step + 1;
         save_words(c, step, step, CKPT_LOCAL);
         CHECK_OK(ckpt_close(c));
-        daemon_stop();
+        daemon_stop_unused();
         uint8_t rubbish[5000];
         for (size_t k = 0; k < sizeof rubbish; k++)
             rubbish[k] = (uint8_t)random_number(256);

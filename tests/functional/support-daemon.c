@@ -149,17 +149,6 @@ void daemon_stop(void) {
         FAIL("the daemon ended with status 0x%x", status);
 }
 
-void daemon_kill(void) { daemon_end(SIGKILL); }
-
-void allow_on_demand(void) { setenv("CKPTD_PROGRAM", program(), 1); }
-
-bool daemon_logged(const char *words) {
-    char *log = file_read(test_path("log"), NULL);
-    bool found = strstr(log, words);
-    free(log);
-    return found;
-}
-
 static json_t *status_at(const char *path, json_t **ret_root) {
     char *text = peer_status();
     json_error_t error;
@@ -172,6 +161,29 @@ static json_t *status_at(const char *path, json_t **ret_root) {
     for (char *key = strtok_r(copy, ".", &rest); key && at; key = strtok_r(NULL, ".", &rest))
         at = json_is_array(at) ? json_array_get(at, (size_t)atoi(key)) : json_object_get(at, key);
     return at;
+}
+
+static size_t sessions(void) {
+    json_t *root, *at = status_at("sessions", &root);
+    size_t count = json_array_size(at);
+    json_decref(root);
+    return count;
+}
+
+void daemon_stop_unused(void) {
+    EVENTUALLY(sessions() == 0);
+    daemon_stop();
+}
+
+void daemon_kill(void) { daemon_end(SIGKILL); }
+
+void allow_on_demand(void) { setenv("CKPTD_PROGRAM", program(), 1); }
+
+bool daemon_logged(const char *words) {
+    char *log = file_read(test_path("log"), NULL);
+    bool found = strstr(log, words);
+    free(log);
+    return found;
 }
 
 int64_t status_number(const char *path) {

@@ -104,6 +104,8 @@ unsigned daemons_on_demand(void);
 int daemon_gone(void);
 /* SIGTERM; it must exit with 0. */
 void daemon_stop(void);
+/* The same, after it has read the goodbyes of all clients. */
+void daemon_stop_unused(void);
 /* SIGKILL. What it leaves in the file system, the next one must cope with. */
 void daemon_kill(void);
 /* The last one did not end by itself. */

@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Clients that send rubbish, in any order, with any descriptors; one that behaves well notices nothing. */
+#include "proto/shards.h"
+#include "tests/functional/peer.h"
+#include "tests/functional/support.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#define WORDS 50000
+
+/* Saves and restores until told to stop; every byte must be right. */
+static void behave_well(void *argument) {
+    _Atomic uint64_t *rounds = argument;
+    uint64_t *words = malloc(WORDS * 8);
+    ckpt *c = job_open("good");
+    CHECK_OK(ckpt_protect_array(c, "words", CKPT_U64, words, WORDS));
+    for (uint64_t step = 1; step == 1 || rounds[1] == 0; step++) {
+        words_fill(words, WORDS, step);
+        save_durable(c, step, CKPT_LOCAL);
+        ckpt_restore *r = restore_of(c, step);
+        restore_words_check(r, "words", WORDS, step);
+        ckpt_restore_close(r);
+        rounds[0] = step;
+    }
+    CHECK_OK(ckpt_close(c));
+    free(words);
+}
+
+/* Runs `attack` beside a well-behaved client, which must get on before, during and after. */
+static void beside_a_good_client(void (*attack)(void)) {
+    configure(&(struct settings){.no_parallel = true});
+    daemon_start();
+    _Atomic uint64_t *rounds = shared_memory(2 * sizeof *rounds);
+    pid_t good = process_start(behave_well, (void *)rounds);
+    EVENTUALLY(rounds[0] > 0);
+    pid_t daemon = daemon_pid();
+    uint64_t before = rounds[0];
+    attack();
+    EVENTUALLY(rounds[0] > before + 1);
+    rounds[1] = 1;
+    process_join(good);
+    CHECK(daemon_pid() == daemon && waitpid(daemon, NULL, WNOHANG) == 0);
+}
+
+static void send_random_packets(void) {
+    for (int round = 0; round < 300; round++) {
+        struct peer peer;
+        peer_connect(&peer);
+        uint64_t mode = random_number(3);
+        if (mode == 1)
+            peer_greet(&peer);
+        if (mode == 2) {
+            char job[32];
+            snprintf(job, sizeof job, "random-%d", round);
+            peer_open(&peer, job);
+        }
+        for (int packets = 0; packets < 5; packets++) {
+            _Alignas(8) uint8_t data[MESSAGE_SIZE_MAX];
+            size_t size = random_number(20) ? random_number(200) : random_number(sizeof data);
+            for (size_t i = 0; i < size; i++)
+                data[i] = random_number(3) ? 0 : (uint8_t)random_number(256);
+            if (size >= sizeof(struct message_head) && random_number(4)) { /* get past the first checks */
+                struct message_head head = {.opcode = (uint16_t)random_number(MESSAGE_STOP), .serial = 1};
+                const struct message_rule *rule = message_rule(head.opcode);
+                if (rule && sizeof head + rule->body_size <= sizeof data)
+                    size = sizeof head + rule->body_size;
+                head.size = (uint32_t)size;
+                memcpy(data, &head, sizeof head);
+            }
+            if (!peer_send_raw(&peer, data, size, NULL, 0))
+                break;
+        }
+        peer_close(&peer);
+    }
+}
+
+static void random_packets(void) { beside_a_good_client(send_random_packets); }
+
+/* Every message in every state, with a body of zeros and one of ones. */
+static void send_everything_everywhere(void) {
+    for (uint16_t opcode = 0; opcode < 70; opcode++)
+        for (int state = 0; state < 3; state++)
+            for (int fill = 0; fill <= 0xff; fill += 0xff) {
+                const struct message_rule *rule = message_rule(opcode);
+                if (!rule || opcode == MESSAGE_STOP)
+                    continue;
+                struct peer peer;
+                char job[40];
+                _Alignas(8) uint8_t body[MESSAGE_SIZE_MAX];
+                memset(body, fill, sizeof body);
+                snprintf(job, sizeof job, "everything-%u-%d", opcode, fill);
+                peer_connect(&peer);
+                if (state == 1)
+                    peer_greet(&peer);
+                if (state == 2)
+                    peer_open(&peer, job);
+                int fd = rule->descriptors ? wire_memfd("test", body, sizeof body) : -1;
+                peer_send(&peer, opcode, body, NULL, 0, fd);
+                struct message_empty empty = {0};
+                if (state == 2)
+                    peer_send(&peer, MESSAGE_VERSIONS, &empty, NULL, 0, -1);
+                if (fd >= 0)
+                    close(fd);
+                shutdown(peer.fd, SHUT_WR);
+                peer_expect_end(&peer);
+                peer_close(&peer);
+            }
+}
+
+static void every_message_in_every_state(void) { beside_a_good_client(send_everything_everywhere); }
+
+static int area_error(struct peer *peer, int fd, uint32_t area, uint64_t size) {
+    struct message_area message = {.area = area, .size = size};
+    CHECK(peer_send(peer, MESSAGE_AREA, &message, NULL, 0, fd));
+    return peer_error(peer);
+}
+
+static int sealed_memfd(size_t size, int seals) {
+    int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    CHECK(fd >= 0 && ftruncate(fd, (off_t)size) == 0 && (!seals || fcntl(fd, F_ADD_SEALS, seals) == 0));
+    return fd;
+}
+
+/* Areas must be memfds, sealed, and whole: the daemon would die of SIGBUS otherwise. */
+static void give_wrong_areas(void) {
+    enum { SIZE = 1 << 20 };
+    struct peer peer;
+    int pipes[2];
+    peer_connect(&peer);
+    peer_open(&peer, "areas");
+    CHECK(pipe2(pipes, O_CLOEXEC) == 0);
+    CHECK(area_error(&peer, pipes[0], 0, SIZE) == CODE_E_INVALID);
+    int directory = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    CHECK(area_error(&peer, directory, 0, SIZE) == CODE_E_INVALID);
+    int file = open(test_path("plain file"), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    CHECK(ftruncate(file, SIZE) == 0);
+    CHECK(area_error(&peer, file, 0, SIZE) == CODE_E_INVALID);
+    int unsealed = sealed_memfd(SIZE, 0);
+    CHECK(fallocate(unsealed, 0, 0, SIZE) == 0);
+    CHECK(area_error(&peer, unsealed, 0, SIZE) == CODE_E_INVALID);
+    int sparse = sealed_memfd(SIZE, F_SEAL_SHRINK);
+    CHECK(area_error(&peer, sparse, 0, SIZE) == CODE_E_INVALID);
+    int good = sealed_memfd(SIZE, F_SEAL_SHRINK);
+    CHECK(fallocate(good, 0, 0, SIZE) == 0);
+    CHECK(area_error(&peer, good, 0, SIZE + 1) == CODE_E_INVALID);
+    CHECK(area_error(&peer, good, 0, 0) == CODE_E_INVALID);
+    CHECK(area_error(&peer, good, 0, UINT64_MAX) == CODE_E_INVALID);
+    CHECK(area_error(&peer, good, AREAS_MAX, SIZE) == CODE_E_INVALID);
+    struct message_area message = {.area = 0, .size = SIZE};
+    CHECK(peer_send(&peer, MESSAGE_AREA, &message, NULL, 0, good) && peer_answer(&peer) == MESSAGE_OK);
+    CHECK(area_error(&peer, good, 0, SIZE) == CODE_E_INVALID);
+    /* Holes punched afterwards read as zeros. */
+    CHECK(fallocate(good, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, SIZE) == 0);
+    const int fds[] = {pipes[0], pipes[1], directory, file, unsealed, sparse, good};
+    _Alignas(8) uint8_t packet[sizeof(struct message_head) + sizeof message];
+    struct message_head head = {.opcode = MESSAGE_AREA, .size = sizeof packet, .serial = 9};
+    memcpy(packet, &head, sizeof head);
+    memcpy(packet + sizeof head, &message, sizeof message);
+    CHECK(peer_send_raw(&peer, packet, sizeof packet, fds, ARRAY_SIZE(fds))); /* more than one: a breach */
+    peer_expect_end(&peer);
+    peer_close(&peer);
+    peer_connect(&peer);
+    peer_open(&peer, "no descriptor");
+    CHECK(peer_send_raw(&peer, packet, sizeof packet, NULL, 0));
+    peer_expect_end(&peer);
+    peer_close(&peer);
+    for (size_t i = 0; i < ARRAY_SIZE(fds); i++)
+        close(fds[i]);
+}
+
+static void wrong_areas(void) { beside_a_good_client(give_wrong_areas); }
+
+/* Sends the table in `fd`, or (-1) in a sealed memfd. */
+static void send_table(struct peer *peer, const void *table, size_t size, uint64_t said, uint32_t count, int fd) {
+    int own = fd < 0 ? wire_memfd("table", table, size) : -1;
+    struct message_register message = {.table_size = said, .count = count, .set = 1};
+    CHECK(peer_send(peer, MESSAGE_REGISTER, &message, NULL, 0, fd < 0 ? own : fd));
+    if (own >= 0)
+        close(own);
+}
+
+static int register_error(struct peer *peer, const void *table, size_t size, uint64_t said, uint32_t count, int fd) {
+    send_table(peer, table, size, said, count, fd);
+    return peer_error(peer);
+}
+
+static void give_wrong_tables(void) {
+    struct peer peer;
+    uint8_t table[4096];
+    peer_connect(&peer);
+    peer_open(&peer, "tables");
+    CHECK(register_error(&peer, table, 8, 8, UINT32_MAX, -1) == CODE_E_LIMIT);
+    CHECK(register_error(&peer, table, 8, UINT64_MAX, 1, -1) == CODE_E_LIMIT);
+    CHECK(register_error(&peer, table, 8, 4096, 1, -1) < 0);
+    int writable = sealed_memfd(4096, F_SEAL_SHRINK);
+    CHECK(register_error(&peer, NULL, 0, 4096, 1, writable) < 0);
+    close(writable);
+    struct shards_writer writer = {0};
+    struct problem problem = PROBLEM_NONE;
+    struct shard shard = {.name = "wild",
+                          .name_length = 4,
+                          .dtype = DTYPE_U64,
+                          .area = 17,
+                          .contiguous = true,
+                          .replica_count = 1,
+                          .geometry = {.dims = 1, .shape = {100}, .extent = {100}}};
+    CHECK(shards_writer_add(&writer, &shard, &problem) == 0);
+    CHECK(register_error(&peer, writer.data, writer.size, writer.size, 1, -1) == CODE_E_INVALID); /* no such area */
+    CHECK(register_error(&peer, writer.data, writer.size, writer.size, 2, -1) < 0);
+    for (int round = 0; round < 500; round++) { /* a table with some bytes changed */
+        memcpy(table, writer.data, writer.size);
+        for (uint64_t changes = 1 + random_number(4); changes; changes--)
+            table[random_number(writer.size)] = (uint8_t)random_number(256);
+        send_table(&peer, table, writer.size, writer.size, 1, -1);
+        CHECK(peer_answer(&peer)); /* it may still be a good one */
+    }
+    shards_writer_deinit(&writer);
+    struct message_save save = {.step = 1, .set = 2};
+    CHECK(peer_send(&peer, MESSAGE_SAVE, &save, NULL, 0, -1));
+    CHECK(peer_error(&peer) == CODE_E_INVALID); /* not registered */
+    peer_close(&peer);
+}
+
+static void wrong_tables(void) { beside_a_good_client(give_wrong_tables); }
+
+/* Requests without reading the answers, and connections that say nothing at all. */
+static void flood(void) {
+    struct peer silent[100], peer;
+    for (size_t i = 0; i < ARRAY_SIZE(silent); i++)
+        peer_connect(&silent[i]);
+    for (int round = 0; round < 5; round++) {
+        peer_connect(&peer);
+        peer_open(&peer, "flood");
+        fcntl(peer.fd, F_SETFL, O_NONBLOCK);
+        for (int i = 0; i < 20000; i++) {
+            struct message_wait wait = {.step = 1, .level = LEVEL_LOCAL, .timeout_ms = 1000};
+            if (!peer_send(&peer, i % 2 ? MESSAGE_WAIT : MESSAGE_VERSIONS, &wait, NULL, 0, -1) && errno != EAGAIN)
+                break;
+        }
+        peer_close(&peer);
+    }
+    for (size_t i = 0; i < ARRAY_SIZE(silent); i++)
+        peer_close(&silent[i]);
+}
+
+static void floods_and_silence(void) { beside_a_good_client(flood); }
+
+/* The library's own client, cut off in the middle of anything. */
+static void die_somewhere(void *argument) {
+    (void)argument;
+    uint64_t *words = calloc(WORDS, 8);
+    for (;;) {
+        ckpt *c = job_open("cut off");
+        CHECK_OK(ckpt_protect_array(c, "words", CKPT_U64, words, WORDS));
+        CHECK(ckpt_save(c, 1, NULL) >= 0);
+        ckpt_restore *r = NULL;
+        if (ckpt_restore_open(c, NULL, &r) == CKPT_OK) {
+            ckpt_restore_prefetch(r, 0);
+            ckpt_restore_close(r);
+        }
+        CHECK_OK(ckpt_close(c));
+    }
+}
+
+static void cut_off_clients(void) {
+    for (int round = 0; round < 15; round++) {
+        pid_t pid = process_start(die_somewhere, NULL);
+        pause_ms((unsigned)random_number(60));
+        process_kill(pid);
+    }
+}
+
+static void clients_cut_off_anywhere(void) { beside_a_good_client(cut_off_clients); }
+
+/* The socket is for its owner; whoever gets at it all the same is turned away by the daemon. */
+static void connect_as_another(void *argument) {
+    (void)argument;
+    CHECK(setgid(12345) == 0 && setuid(12345) == 0);
+    struct peer peer;
+    peer_connect(&peer);
+    struct message_hello hello = {
+        .magic = MESSAGE_MAGIC, .version_min = PROTOCOL_VERSION_MIN, .version_max = PROTOCOL_VERSION_MAX};
+    (void)!peer_send(&peer, MESSAGE_HELLO, &hello, NULL, 0, -1);
+    CHECK(!peer_receive(&peer));
+    peer_close(&peer);
+    ckpt *c = NULL;
+    struct ckpt_open_options options;
+    CKPT_INIT(options);
+    options.open_timeout_ms = 1000;
+    CHECK(ckpt_open("stolen", &options, &c) < 0);
+}
+
+static void another_user_is_refused(void) {
+    if (geteuid() != 0)
+        test_skip("only root can become another user");
+    daemon_start();
+    struct stat status;
+    CHECK(stat(test_path("sock"), &status) == 0 && (status.st_mode & 0777) == 0600);
+    CHECK(chmod(test_path("."), 0755) == 0 && chmod(test_path("sock"), 0666) == 0);
+    process_join(process_start(connect_as_another, NULL));
+    ckpt *c = job_open("mine");
+    CHECK_OK(ckpt_close(c));
+}
+
+int main(int argc, char **argv) {
+    const struct test tests[] = {
+        TEST(random_packets),
+        TEST(every_message_in_every_state),
+        TEST(wrong_areas),
+        TEST(wrong_tables),
+        TEST(floods_and_silence),
+        TEST(clients_cut_off_anywhere),
+        TEST(another_user_is_refused),
+    };
+    return tests_run(tests, ARRAY_SIZE(tests), argc, argv);
+}
