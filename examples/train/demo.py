@@ -46,6 +46,7 @@ size = 256M
 [tier nvme]
 role = local
 path = {directory}/local
+keep = 12
 
 [tier lustre]
 role = parallel
@@ -75,8 +76,11 @@ class Trainer:
             )
 
     def last_step(self):
-        lines = read_lines(self.losses)
-        return lines[-1]["step"] if lines else -1
+        try:
+            lines = self.losses.read_bytes().splitlines()
+        except FileNotFoundError:
+            return -1
+        return json.loads(lines[-1])["step"] if lines else -1
 
     def wait_for(self, step):
         """Returns when that step's loss is on disk."""
@@ -91,7 +95,7 @@ class Trainer:
                 raise Failure(f"the trainer ended with {self.process.returncode} before step {step}; it said:\n{self.said()}")
             if time.monotonic() > deadline:
                 raise Failure(f"the trainer hangs after step {now}; it said:\n{self.said()}")
-            time.sleep(0.005)
+            time.sleep(0.01)
 
     def finish(self, steps):
         self.wait_for(steps - 1)
