@@ -87,7 +87,7 @@ class MemoryHandle:
         self._take(True)
         return binding.OK
 
-    def fence(self, timeout):
+    def fence(self, step, timeout):
         self._take(False)
         for alias, target in self.aliases.items():
             self.running["tensors"][alias] = self.running["tensors"][target]

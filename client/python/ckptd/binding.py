@@ -378,10 +378,18 @@ class Handle:
         self._warn(before)
         return result
 
-    def fence(self, timeout: float) -> None:
-        """Waits for the last save's capture. Not in slices: the library's fence revokes the capture at its deadline."""
+    def fence(self, step: int, timeout: float) -> None:
+        """Waits for the capture of `step`, the last save. Not in slices: the library's fence revokes the capture at
+        its deadline. Mostly it has ended, which the library knows without asking: then no thread is needed."""
         pointer = self._ready()
-        self._slowly(lambda: self._check(self._library.ckpt_fence(pointer, milliseconds(timeout))))
+
+        def call() -> int:
+            return self._check(self._library.ckpt_fence(pointer, milliseconds(timeout)))
+
+        if self._library.ckpt_test(pointer, step, CAPTURED, PART) == OK:
+            call()
+        else:
+            self._slowly(call)
 
     def wait(self, step: int, level: int, scope: int, timeout: float) -> int:
         """OK or SKIPPED (it never will be); DeadlinePassed."""

@@ -252,7 +252,7 @@ class Checkpointer:
                 return True
             handle, step = self._open_handle(), self._pending
             try:
-                handle.fence(self.fence_timeout if timeout is None else timeout)
+                handle.fence(step, self.fence_timeout if timeout is None else timeout)
             except CheckpointError as error:
                 self._fenced()
                 self._report(self._fences, step, error)
