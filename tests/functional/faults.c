@@ -77,8 +77,9 @@ static void every_write_fails(void) {
     save_words(c, 1);
     CHECK_IS(CKPT_E_IO, ckpt_wait(c, 1, CKPT_LOCAL, CKPT_VERSION, PATIENCE_MS));
     CHECK_SAYS("local");
-    save_words(c, 2);
+    CHECK_OK(ckpt_save(c, 2, NULL));
     CHECK_SAYS("step 1");
+    CHECK_OK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT));
     ckpt_restore *r;
     CHECK_IS(CKPT_NONE, ckpt_restore_open(c, NULL, &r));
     EVENTUALLY(status_number("counters.parts_failed") == 2);
