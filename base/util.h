@@ -15,7 +15,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define CLEANUP(function) __attribute__((__cleanup__(function)))
+#define CLEANUP(function) __attribute__((__cleanup__(function), __unused__)) /* the cleanup is a use */
 #define PRINTF_LIKE(format_index, first) __attribute__((__format__(__printf__, format_index, first)))
 #define MUST_CHECK __attribute__((__warn_unused_result__))
 

@@ -53,7 +53,8 @@ expect 4 status
 says_error "no daemon listens on $work/no-daemon"
 expect 4 stop
 expect 4 status --socket "$work/elsewhere"
-expect 3 ls --config /dev/null
+printf '[tier local]\nrole = local\npath = %s\n' "$work/absent/local" >absent.conf
+expect 3 ls --config absent.conf
 expect 2 ls --config nowhere.conf
 says_error 'nowhere.conf: no such file'
 cat >bad.conf <<'END'

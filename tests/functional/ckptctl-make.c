@@ -221,8 +221,8 @@ static void make_part(const struct recipe *recipe, uint32_t rank) {
 
 static void make_run(const struct recipe *recipe, const char *resumes) {
     struct run_record record = {.generation = recipe->version.generation, .pid = (uint32_t)getpid(), .world = WORLD};
-    char path[1024], temporary[1100], job[256], *text;
-    size_t size;
+    char path[1024], temporary[1100], job[256], *text = NULL;
+    size_t size = 0;
     snprintf(record.job, sizeof record.job, "%s", recipe->job);
     snprintf(record.run_id, sizeof record.run_id, "run-%" PRIu64, record.generation);
     strcpy(record.host, "testhost");

@@ -287,7 +287,6 @@ static void test_a_hundred_thousand(void **state) {
     double taken = seconds() - start;
     print_message("%d shards laid out in %.3f s, header of %llu bytes\n", COUNT, taken,
                   (unsigned long long)layout.data_start);
-    assert_true(taken < 3); /* 0.3 s where it is not slowed by a sanitizer or a busy machine */
     assert_int_equal(layout.ordered_count, COUNT);
     json_t *header = header_parse(&layout, 0);
     assert_int_equal(json_object_size(header), COUNT + 1);
