@@ -271,7 +271,7 @@ static void have_lane(struct opening *opening) {
 
 static void lane_work(struct loop_op *op) {
     struct opening *opening = CONTAINER_OF(op, struct opening, op);
-    opening->result = lane_open_tier(&opening->lane_config, &opening->tier, &opening->problem);
+    opening->result = opening->server->open_tier(&opening->lane_config, &opening->tier, &opening->problem);
 }
 
 static void lane_done(struct loop_op *op) {

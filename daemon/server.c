@@ -185,7 +185,7 @@ static int open_lanes(struct server *server, struct problem *problem) {
     for (size_t i = 0; i < server->config->tier_count; i++) {
         struct tier *tier;
         struct lane *lane;
-        int r = lane_open_tier(&server->config->tiers[i], &tier, problem);
+        int r = server->open_tier(&server->config->tiers[i], &tier, problem);
         if (r < 0)
             return r;
         r = lane_new(server, &server->config->tiers[i], tier, false, &lane);
@@ -225,6 +225,7 @@ int server_new(struct loop *loop, const struct config *config, struct log *log, 
     server->listen_fd = options->listen_fd;
     server->signal_fd = options->signal_fd;
     server->on_demand = options->on_demand;
+    server->open_tier = options->open_tier ? options->open_tier : lane_open_tier;
     snprintf(server->socket_path, sizeof server->socket_path, "%s", options->socket_path);
     TAILQ_INIT(&server->lanes);
     TAILQ_INIT(&server->jobs);

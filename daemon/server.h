@@ -48,6 +48,9 @@ struct server_counters {
 #undef COUNTER
 };
 
+/* Opens a configured tier (blocking). */
+typedef int (*server_open_tier)(const struct config_tier *config, struct tier **ret_tier, struct problem *problem);
+
 TAILQ_HEAD(lane_list, lane);
 TAILQ_HEAD(job_list, job);
 TAILQ_HEAD(session_list, session);
@@ -62,6 +65,7 @@ struct server {
     struct loop_group *encoders;  /* compress */
     struct loop_group *names;     /* registrations, and opening tiers that come with a job */
     struct commit_hook commit_hook;
+    server_open_tier open_tier;
     struct lane_list lanes;
     struct job_list jobs;
     struct session_list sessions;
@@ -86,6 +90,7 @@ struct server_options {
     int listen_fd; /* bound and listening; taken over */
     int signal_fd; /* SIGTERM, SIGINT; taken over */
     bool on_demand;
+    server_open_tier open_tier; /* NULL: lane_open_tier() */
 };
 
 int server_new(struct loop *loop, const struct config *config, struct log *log, const struct server_options *options,
