@@ -233,7 +233,10 @@ static void write_half(void *argument) {
     uint64_t words[100], shape = 100, offset = halves->rank ? halves->second : 0,
                          extent = halves->rank ? 100 - halves->second : halves->first;
     words_fill(words, 100, halves->replicas ? 0 : halves->rank);
-    ckpt *c = rank_open("halves", halves->rank, 2, halves->says ? halves->says : "good");
+    char run_id[64];
+    snprintf(run_id, sizeof run_id, "%llu-%llu-%u", (unsigned long long)halves->first,
+             (unsigned long long)halves->second, halves->replicas);
+    ckpt *c = rank_open("halves", halves->rank, 2, run_id);
     struct ckpt_shard shard;
     CKPT_INIT(shard);
     shard.dtype = CKPT_U64;
