@@ -80,6 +80,14 @@ static void uring_submit(struct loop *loop, struct loop_op *op) {
     struct uring *uring = uring_from_loop(loop);
     if (reactor_submit(&uring->reactor, op))
         return;
+    if (op->kind == LOOP_SEND) {
+        /* At once: whoever waits for an answer need not wait for the end of this turn. */
+        ssize_t sent = sendmsg(op->fd, op->message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent >= 0 || (errno != EAGAIN && errno != EINTR)) {
+            reactor_complete(&uring->reactor, op, sent >= 0 ? sent : -errno);
+            return;
+        }
+    }
     if (op->kind != LOOP_POLL)
         op->events = op->kind == LOOP_ACCEPT ? POLLIN : 0;
     uring_enqueue(uring, op);

@@ -143,6 +143,10 @@ static void *worker_main(void *argument) {
     struct workers *workers = group->workers;
 
     pthread_setname_np(pthread_self(), group->name);
+    /* Bulk work: it may use a processor that is free, but not keep a thread waiting that has just
+     * been woken, such as the client whose answer was sent a moment before. */
+    struct sched_param batch = {0};
+    (void)pthread_setschedparam(pthread_self(), SCHED_BATCH, &batch);
     pthread_mutex_lock(&workers->mutex);
     struct loop_op *op;
     while (!group->abandoned && (op = group_next(group))) {

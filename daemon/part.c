@@ -339,6 +339,13 @@ static void look_start(struct part *part) {
 
 static void room_came(struct pool_waiter *waiter) { part_capture_next(CONTAINER_OF(waiter, struct part, waiter)); }
 
+void part_begin(struct part *part) {
+    if (part->state != PART_CAPTURING)
+        return;
+    look_start(part);
+    part_capture_next(part);
+}
+
 void part_capture_next(struct part *part) {
     struct capture *capture = &part->capture;
     if (part->state != PART_CAPTURING || loop_op_busy(&capture->op) || (part->push && !part->push_area))
@@ -484,8 +491,6 @@ int part_new(struct version *version, const struct part_options *options, struct
     *ret_part = part;
     if (part->windowed && !part->active_drains)
         capture_condemn(part, -EIO, "an image larger than the pool has no tier to go through");
-    look_start(part);
-    part_capture_next(part);
     return 0;
 }
 

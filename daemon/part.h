@@ -96,10 +96,12 @@ struct part_options {
     enum level to; /* LEVEL_NONE: all */
 };
 
-/* Admitted: makes the part and begins. PART_E_BUSY: no room in the pool now; nothing was made. */
+/* Admitted: makes the part. PART_E_BUSY: no room in the pool now; nothing was made. */
 enum { PART_E_BUSY = 1 };
 int part_new(struct version *version, const struct part_options *options, struct part **ret_part,
              struct problem *problem) MUST_CHECK;
+/* Begins the capture: after the client has got its answer, which must not wait for a worker. */
+void part_begin(struct part *part);
 /* Only when nothing is in flight: not capturing, no drains. */
 void part_free(struct part *part);
 /* Its bytes are of no use to any tier: the capture failed, or another part of this rank and step was there before. */

@@ -310,6 +310,7 @@ void session_save_try(struct session *session) {
     session->saves++;
     session->server->counters.saves_accepted++;
     save_answer(session, CODE_OK, part->source.image_size, take_report(session));
+    part_begin(part);
 }
 
 void session_handle_save(struct session *session, uint32_t serial, const struct message_save *message) {
