@@ -197,7 +197,7 @@ static void verb_fence(struct actor *actor, char **words) {
     options.to = CKPT_CAPTURED;
     uint64_t count = number(words[2]);
     check(ckpt_save(actor->ckpt, number(words[1]), &options), "save");
-    spin_until(now() + 20000000);
+    spin_until(now() + 5000000);
 
     syscall(SYS_getppid);
     uint64_t start = now();

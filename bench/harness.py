@@ -56,10 +56,11 @@ class Book:
         print(f"   {row(entry)}", flush=True)
 
     def speed(self, name, pairs, against, floor=None):
-        """Pairs (our seconds, the other's seconds) for the same work: how fast we are, as a part of the other's speed."""
+        """Pairs (our seconds, the other's seconds) for the same work: our speed as a part of the other's."""
         ratios = [other / ours for ours, other in pairs]
         good = floor is None or statistics.median(ratios) >= floor
-        self._enter(name, ratios, verdict(floor is not None, good), f">= {floor}" if floor else "", **sides(pairs, against))
+        bound = "" if floor is None else f">= {floor}"
+        self._enter(name, ratios, verdict(floor is not None, good), bound, **sides(pairs, against))
 
     def time(self, name, pairs, against, ceiling=None, limit=None):
         """Pairs as above: how long we take, in units of the other's time. `limit`: of our own seconds."""
@@ -224,7 +225,7 @@ class Bench:
 
     @property
     def repeats(self):
-        return 3 if self.quick else 7
+        return 3 if self.quick else 5
 
     def size(self, wanted, copies_in_memory, copies_on_disk=0):
         """`wanted` bytes, or what memory and disk have room for."""

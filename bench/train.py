@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """training with a checkpoint after every step
 
-The example's model, somewhat larger, on one thread, with: ckptd to LOCAL; torch.save and fsync in the loop; a copy in the
-loop and a thread that saves and syncs it. Compared are step times with those of no checkpoints at all, and
+The example's model, somewhat larger, on one thread, with: ckptd to LOCAL; torch.save and fsync in the loop; a copy in
+the loop and a thread that saves and syncs it. Compared are step times with those of no checkpoints at all, and
 "blocked": the time per step in `save` and in the fence, in units of a step without.
 """
 
@@ -121,7 +121,7 @@ def measure(bench, daemon, kind, number, steps):
 
 
 def run(bench):
-    steps, rounds = (6, 2) if bench.quick else (20, 3)
+    steps, rounds = (6, 2) if bench.quick else (12, 3)
     pairs, blocked = {kind: [] for kind in KINDS}, {kind: [] for kind in KINDS}
     with bench.daemon("train", "1G", tier_options="keep = 1\ntrash_grace_s = 0") as daemon:
         for number in range(rounds):
