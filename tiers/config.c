@@ -114,7 +114,7 @@ static void check_assignment(struct parser *parser, const char *text, size_t len
         refuse(parser, parser->line, "expected [section], key = value, or a comment");
         return;
     }
-    for (const char *at = equals + 1; at < text + length; at++) {
+    for (const char *at = text + 1; at < text + length; at++) { /* before the = it would hide it */
         if ((*at == ';' || *at == '#') && isspace((unsigned char)at[-1])) {
             refuse(parser, parser->line, "a comment must have a line of its own");
             return;

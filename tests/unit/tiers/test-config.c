@@ -146,6 +146,7 @@ static const struct {
     {"[daemon]\nloop: auto\n", "f:2: expected [section], key = value, or a comment"},
     {"[daemon]\nloop = posix ; or not\n", "f:2: a comment must have a line of its own"},
     {"[daemon]\nlog_file = /a #b\n", "f:2: a comment must have a line of its own"},
+    {"[daemon]\n\nnice ;= 3\n", "f:3: a comment must have a line of its own"},
     {"[daemon]\nloop = posix\n  auto\n", "f:3: expected [section], key = value, or a comment"},
     {"[daemon]\nlop = posix\n", "f:2: no such key as \"lop\" in [daemon]; there are loop, log_level,"},
     {"[daemon]\nsize = 1G\n", "f:2: no such key as \"size\" in [daemon]"},
