@@ -49,7 +49,8 @@ static bool parts_are_sound(const struct complete *complete) {
     for (uint32_t i = 0; i < complete->summary.world; i++) {
         const struct complete_part *part = &complete->parts[i];
         if (part->chunk_size < 4096 || part->chunk_size % 4096 || part->state_offset > part->image_size ||
-            part->state_length > part->image_size - part->state_offset)
+            part->state_length > part->image_size - part->state_offset ||
+            part->image_size / part->chunk_size >= UINT32_MAX) /* chunks are numbered with 32 bits */
             return false;
     }
     return true;
