@@ -15,6 +15,7 @@
 #include <inttypes.h>
 
 #define FILE_ALIGNMENT 4096
+#define FILE_MAX (UINT64_C(1) << 62) /* as of a single tensor (geometry.h): the sum of two fits */
 
 /* Consecutive pieces of the index that belong to one tensor. */
 struct group {
@@ -266,6 +267,10 @@ static int write_header(struct plan *plan) {
         text_add(&text, "}");
         tensor->offset = offset;
         offset += tensor->bytes;
+        if (offset > FILE_MAX) { /* shapes come from a file; below, offsets are added to */
+            text_deinit(&text);
+            return ctl_fail(STATUS_PROBLEM, "%s: the merged file would have more than 2^62 bytes", tensor->name);
+        }
     }
     text_add(&text, "}");
     while (!text.failed && text.length % FILE_ALIGNMENT)
