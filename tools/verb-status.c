@@ -5,16 +5,24 @@
 
 #include <inttypes.h>
 
+/* The daemon's words are safe to print only when escaped: paths and names in them are anybody's. */
+static void print_between(const char *before, const char *text, const char *after) {
+    fputs(before, stdout);
+    print_safe(stdout, text);
+    fputs(after, stdout);
+}
+
 static void print_head(json_t *status) {
     char uptime[FORMAT_MAX];
-    printf("ckptd %s, pid %" PRIu64 ", uid %" PRIu64 ", up %s, loop %s\nsocket %s\n", json_text(status, "version", "?"),
-           json_number(status, "pid"), json_number(status, "uid"),
-           format_duration(json_number(status, "uptime_s") * 1000, uptime), json_text(status, "loop", "?"),
-           json_text(status, "socket", "?"));
+    print_between("ckptd ", json_text(status, "version", "?"), "");
+    printf(", pid %" PRIu64 ", uid %" PRIu64 ", up %s", json_number(status, "pid"), json_number(status, "uid"),
+           format_duration(json_number(status, "uptime_s") * 1000, uptime));
+    print_between(", loop ", json_text(status, "loop", "?"), "\n");
+    print_between("socket ", json_text(status, "socket", "?"), "\n");
     if (json_flag(status, "stopping"))
         puts("it is ending: it drains to the local level, and takes no new jobs");
     const char *config = json_text(status, "config", "");
-    printf("config %s\n", config[0] ? config : "none, the defaults");
+    print_between("config ", config[0] ? config : "none, the defaults", "\n");
 }
 
 static void print_pool(json_t *status) {
@@ -53,9 +61,8 @@ static void print_tiers(json_t *status) {
     json_array_foreach(json_list(status, "tiers"), i, tier) {
         const char *error = json_text(tier, "last_error", "");
         if (error[0]) {
-            printf("tier %s, last error: ", json_text(tier, "name", "?"));
-            print_safe(stdout, error);
-            putchar('\n');
+            print_between("tier ", json_text(tier, "name", "?"), ", last error: ");
+            print_between("", error, "\n");
         }
     }
 }
@@ -94,9 +101,9 @@ static void print_sessions(json_t *status) {
     json_array_foreach(json_list(status, "sessions"), i, session) {
         json_t *source = json_object_get(session, "source");
         if (json_flag(source, "push")) {
-            printf("rank %" PRIu64 " of %s pushes: ", json_number(session, "rank"), json_text(session, "job", "?"));
-            print_safe(stdout, json_text(source, "push_reason", "the daemon does not say why"));
-            putchar('\n');
+            printf("rank %" PRIu64, json_number(session, "rank"));
+            print_between(" of ", json_text(session, "job", "?"), " pushes: ");
+            print_between("", json_text(source, "push_reason", "the daemon does not say why"), "\n");
         }
     }
 }

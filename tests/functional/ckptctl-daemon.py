@@ -94,7 +94,7 @@ def status(work, **changes):
     session = dict(session=1, pid=77, job="job", rank=0, world=2, generation=2, resumes="1/10", set_bytes=3 << 20, shards=9,
                    last_step=20, saves=4, skipped=1, capturing=False,
                    source=dict(shared=0, private=0, push=True, push_reason="Yama forbids it"))
-    return dict(version="0.1.0", pid=42, uid=os.getuid(), socket="/x/sock", config="", loop="uring", uptime_s=3700,
+    return dict(version="0.1.0", pid=42, uid=os.getuid(), socket="/x/\x1b[2Jsock", config="", loop="uring", uptime_s=3700,
                 pool=dict(limit=1 << 30, allocated=256 << 20, used=8 << 20, cached=0, segments=1), tiers=[tier, deep],
                 sessions=[session],
                 versions=[dict(job="job", generation=2, step=20, parts_captured=1, world=2,
@@ -121,8 +121,8 @@ def main(work):
     subprocess.run([MAKE, work + "/deep", "other", "2", "20"], check=True)
 
     daemon = Daemon(path, [status(work)])
-    run(0, "status", says=["ckptd 0.1.0, pid 42", "up 61 min, loop uring", "8.0 MiB used", "\\x1b[31mred", "1/10",
-                           "rank 0 of job pushes: Yama forbids it", "2/20", "CAPTURED", "saves"])
+    run(0, "status", says=["ckptd 0.1.0, pid 42", "up 61 min, loop uring", "socket /x/\\x1b[2Jsock", "8.0 MiB used",
+                           "\\x1b[31mred", "1/10", "rank 0 of job pushes: Yama forbids it", "2/20", "CAPTURED", "saves"])
     assert json.loads(run(0, "status", "--json"))["pool"]["segments"] == 1
     run(0, "ls", says=["job", "2/20", "local,parallel"])
     run(0, "show", "job", "1/10")
