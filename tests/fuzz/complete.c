@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * complete.json, as it is and with digests that match: summary, parts, all of it.
+ *
+ * Who reads more reads less, too; pieces lie in parts that are there; what is read, written again, reads
+ * and writes the same.
+ */
+#include "proto/manifest.h"
+#include "proto/pieces.h"
+#include "tests/fuzz/fuzz.h"
+
+#include <errno.h>
+
+static void check_bounds(const struct complete *complete) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < complete->summary.world; i++) {
+        const struct complete_part *part = &complete->parts[i];
+        assert(part->rank == i && part->chunk_size > 0 && part->state_offset <= part->image_size);
+        assert(part->state_length <= part->image_size - part->state_offset);
+        bytes += part->image_size;
+    }
+    assert(bytes == complete->summary.bytes);
+    for (size_t i = 0; i < complete->pieces.count; i++) {
+        const struct piece *piece = &complete->pieces.items[i];
+        assert(piece->rank < complete->summary.world);
+        assert(geometry_valid(&piece->geometry, dtype_size(piece->dtype)));
+        uint64_t image_size = complete->parts[piece->rank].image_size;
+        assert(piece->image_offset <= image_size && piece_bytes(piece) <= image_size - piece->image_offset);
+        assert(i == 0 || piece_compare(piece - 1, piece) <= 0);
+    }
+}
+
+static void check_again(const struct complete *complete) {
+    CLEANUP(freep) char *text = NULL, *again = NULL;
+    CLEANUP(complete_deinit) struct complete same = {0};
+    size_t length, again_length;
+    int r = complete_write(complete, &text, &length);
+    assert(r == 0 || r == -E2BIG); /* escapes may be longer than they were */
+    if (r < 0)
+        return;
+    r = complete_read(text, length, &same, NULL);
+    assert(r == 0);
+    r = complete_write(&same, &again, &again_length);
+    assert(r == 0 && again_length == length && memcmp(text, again, length) == 0);
+}
+
+static void check(const char *data, size_t size) {
+    CLEANUP(complete_deinit) struct complete complete = {0}, parts = {0};
+    struct complete_summary summary;
+    struct problem problem = PROBLEM_NONE;
+    int summary_result = complete_read_summary(data, min_u64(size, MANIFEST_LINE_MAX), &summary, NULL);
+    int parts_result = complete_read_parts(data, size, &parts, NULL);
+    int r = complete_read(data, size, &complete, &problem);
+    assert((r == 0 || r == -EBADMSG || r == -ENOTSUP) && (r == 0) == !problem.text[0]);
+    assert(r < 0 || parts_result == 0);
+    assert(parts_result < 0 || summary_result == 0);
+    if (parts_result == 0)
+        check_bounds(&parts);
+    if (r < 0)
+        return;
+    check_bounds(&complete);
+    check_again(&complete);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    size_t sealed_size;
+    CLEANUP(freep) char *sealed = fuzz_seal(data, size, &sealed_size);
+    check((const char *)data, size);
+    check(sealed, sealed_size);
+    return 0;
+}

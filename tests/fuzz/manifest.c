@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Manifests, as they are and with digests that match.
+ *
+ * What is read keeps the bounds that readers of chunks and pieces rely on, and written again it reads
+ * and writes the same. Its summary alone is read from its first 4096 bytes. If it is all of a version,
+ * and its pieces fit together, then the complete.json that is made of it can be read.
+ */
+#include "proto/manifest.h"
+
+#include "proto/pieces.h"
+#include "tests/fuzz/fuzz.h"
+
+#include <errno.h>
+
+static void check_bounds(const struct manifest *manifest) {
+    const struct manifest_summary *summary = &manifest->summary;
+    uint64_t raw = 0, end = 0;
+    for (size_t i = 0; i < manifest->chunk_count; i++) {
+        const struct manifest_chunk *chunk = &manifest->chunks[i];
+        assert(chunk->raw_length > 0 && chunk->raw_length <= summary->chunk_size);
+        assert(i + 1 == manifest->chunk_count || chunk->raw_length == summary->chunk_size);
+        assert(chunk->stored_length > 0 && chunk->stored_length <= chunk->raw_length && chunk->offset >= end);
+        raw += chunk->raw_length;
+        end = chunk->offset + chunk->stored_length;
+    }
+    assert(raw == summary->image_size && end <= summary->data_length);
+    for (size_t i = 0; i < manifest->pieces.count; i++) {
+        const struct piece *piece = &manifest->pieces.items[i];
+        assert(geometry_valid(&piece->geometry, dtype_size(piece->dtype)) && piece->rank == summary->rank);
+        assert(piece->image_offset <= raw && piece_bytes(piece) <= raw - piece->image_offset);
+    }
+    if (manifest->pieces.has_state)
+        assert(manifest->pieces.state_offset <= raw &&
+               manifest->pieces.state_length <= raw - manifest->pieces.state_offset);
+}
+
+static void check_again(const struct manifest *manifest) {
+    CLEANUP(freep) char *text = NULL, *again = NULL;
+    CLEANUP(manifest_deinit) struct manifest same = {0};
+    size_t length, again_length;
+    int r = manifest_write(manifest, &text, &length);
+    assert(r == 0 || r == -E2BIG); /* escapes may be longer than they were */
+    if (r < 0)
+        return;
+    r = manifest_read(text, length, &same, NULL);
+    assert(r == 0);
+    r = manifest_write(&same, &again, &again_length);
+    assert(r == 0 && again_length == length && memcmp(text, again, length) == 0);
+}
+
+static void check_complete(const struct manifest *manifest) {
+    CLEANUP(complete_deinit) struct complete complete = {0}, same = {0};
+    CLEANUP(freep) char *text = NULL;
+    struct problem problem = PROBLEM_NONE;
+    size_t length;
+    int r = complete_build(manifest, 1, &complete, &problem);
+    assert(r == 0 || (r == -EINVAL && problem.text[0]));
+    if (r == 0)
+        r = complete_write(&complete, &text, &length);
+    assert(r <= 0);
+    if (r == 0)
+        r = complete_read(text, length, &same, &problem);
+    assert(r == 0 || r == -E2BIG || r == -EINVAL);
+}
+
+static void check(const char *data, size_t size) {
+    CLEANUP(manifest_deinit) struct manifest manifest = {0};
+    struct manifest_summary summary;
+    struct problem problem = PROBLEM_NONE, summary_problem = PROBLEM_NONE;
+    int summary_result = manifest_read_summary(data, min_u64(size, MANIFEST_LINE_MAX), &summary, &summary_problem);
+    int r = manifest_read(data, size, &manifest, &problem);
+    assert((r == 0 || r == -EBADMSG || r == -ENOTSUP) && (r == 0) == !problem.text[0]);
+    assert((summary_result == 0) == !summary_problem.text[0]);
+    assert(r < 0 || summary_result == 0);
+    if (r < 0)
+        return;
+    assert(manifest.summary.absent || manifest.summary.image_size > 0);
+    if (!manifest.summary.absent)
+        check_bounds(&manifest);
+    check_again(&manifest);
+    if (manifest.summary.world == 1)
+        check_complete(&manifest);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    size_t sealed_size;
+    CLEANUP(freep) char *sealed = fuzz_seal(data, size, &sealed_size);
+    check((const char *)data, size);
+    check(sealed, sealed_size);
+    return 0;
+}
