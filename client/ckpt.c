@@ -151,8 +151,9 @@ int ckpt_close(ckpt *c) {
     if (session_is_up(&c->session)) {
         struct message_empty body = {0};
         struct link_request request = {.opcode = MESSAGE_CLOSE, .body = &body, .fd = -1};
-        /* Closing the socket says the same, if later. */
-        if (link_send(&c->session.link, &request, clock_deadline(HANDLE_GRACE_MS), NULL) < 0)
+        /* Closing the socket says the same, if later. The answer means that the goodbye was heard: a daemon
+         * that is told to stop right afterwards knows that this run is over. */
+        if (link_call(&c->session.link, &request, MESSAGE_OK, clock_deadline(HANDLE_GRACE_MS)) < 0)
             link_close(&c->session.link);
     }
     handle_unlist(c);

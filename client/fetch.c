@@ -189,6 +189,15 @@ static bool flights_shrink(struct flights *flights, const struct flight *refused
     return true;
 }
 
+/* The daemon names a file and a chunk; whoever restores thinks in tensors. */
+static int window_failed(const struct link *link, const struct plan *plan, const struct plan_window *window,
+                         int error) {
+    const struct plan_target *target = &plan->targets[plan->copies[window->first_copy].target];
+    return error_set(error, "tensor %.512s (or a neighbour) cannot be read, objects may be half-written: %.*s",
+                     target->name ? target->name : "with the inline state", (int)link->message.tail_length,
+                     link->message.tail);
+}
+
 int fetch_plan(struct segments *segments, struct link *link, const struct plan *plan, uint32_t restore,
                uint64_t timeout_ms) {
     if (plan->count == 0)
@@ -214,7 +223,7 @@ int fetch_plan(struct segments *segments, struct link *link, const struct plan *
             r = link_error(link);
             if ((r == CKPT_E_LIMIT || r == CKPT_E_MEMORY) && flights_shrink(&flights, &answered))
                 continue;
-            return r;
+            return window_failed(link, plan, &answered.window, r);
         }
         if (link->message.opcode != MESSAGE_FETCHED)
             return link_distrust(link, "a reply of the wrong kind");

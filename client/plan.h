@@ -21,6 +21,7 @@ struct plan_copy {
 
 /* Where a read's elements go. */
 struct plan_target {
+    const char *name; /* of the tensor, for sentences; the index's */
     struct geometry geometry;
     const int64_t *stride; /* NULL: row-major without holes */
     uint8_t *data;

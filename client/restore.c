@@ -298,7 +298,8 @@ static int make_target(const struct ckpt_read *read, const struct index_tensor *
         return error_set(CKPT_E_INVALID, "read of %s: range is %u, flags 0x%x", read->name, read->range, read->flags);
     const struct geometry *form = tensor->form;
     size_t bytes = form->dims * sizeof(uint64_t);
-    struct plan_target target = {.stride = read->stride, .data = read->data, .element_size = dtype_size(tensor->dtype)};
+    struct plan_target target = {
+        .name = tensor->name, .stride = read->stride, .data = read->data, .element_size = dtype_size(tensor->dtype)};
     struct geometry *geometry = &target.geometry;
     geometry->dims = form->dims;
     memcpy(geometry->shape, form->shape, bytes);

@@ -8,6 +8,8 @@
 #include <errno.h>
 
 #define JOBS_IDLE_MAX 64 /* jobs nobody uses, kept for what they hold in memory */
+#define REVISIT_FIRST_NS (200 * NANOSECONDS_PER_MS)
+#define REVISIT_LAST_NS (60 * NANOSECONDS_PER_SECOND)
 #define LOOK_FIRST_NS (50 * NANOSECONDS_PER_MS)
 #define LOOK_LAST_NS (2 * NANOSECONDS_PER_SECOND)
 #define PUBLISH_OTHERS_NS (5 * NANOSECONDS_PER_SECOND)
@@ -648,6 +650,28 @@ static void sweep_timer_elapsed(struct loop_op *op) {
     job_unref(job);
 }
 
+static void revisit_elapsed(struct loop_op *op) {
+    struct sweep *sweep = CONTAINER_OF(op, struct sweep, revisit);
+    struct job *job = sweep->job;
+    if (op->result == 0 && !job->server->stopping)
+        job_sweep(job, sweep->lane);
+    job_unref(job);
+}
+
+/* What was busy is looked at again, less and less often: a restore may take long. */
+static void revisit_start(struct sweep *sweep) {
+    struct job *job = sweep->job;
+    if (!sweep->spared) {
+        sweep->revisit_ns = 0;
+        return;
+    }
+    if (loop_op_busy(&sweep->revisit))
+        return;
+    sweep->revisit_ns = sweep->revisit_ns ? min_u64(2 * sweep->revisit_ns, REVISIT_LAST_NS) : REVISIT_FIRST_NS;
+    job_ref(job);
+    loop_timer(job_loop(job), &sweep->revisit, loop_now(job_loop(job)) + sweep->revisit_ns, revisit_elapsed);
+}
+
 static void sweep_done(struct loop_op *op) {
     struct sweep *sweep = CONTAINER_OF(op, struct sweep, op);
     struct job *job = sweep->job;
@@ -656,6 +680,8 @@ static void sweep_done(struct loop_op *op) {
         lane_error(job->lanes[sweep->lane], &sweep->problem);
     server->counters.versions_removed += sweep->removed;
     free(STEAL(sweep->ids));
+    if (!server->stopping)
+        revisit_start(sweep);
     if (sweep->again && !server->stopping) {
         sweep_start(sweep);
     } else if (sweep->removed && !loop_op_busy(&sweep->timer) && !server->stopping) {
@@ -678,9 +704,13 @@ static void sweep_start(struct sweep *sweep) {
     if (!sweep->ids)
         return;
     size_t busy = 0, elsewhere = 0;
+    const struct job_durable *durable = &job->durable[config->level];
+    sweep->spared = 0;
     TAILQ_FOREACH(version, &job->versions, link)
-    if (version_busy(version))
+    if (version_busy(version)) {
         sweep->ids[busy++] = version->id;
+        sweep->spared += durable->found && version_compare(version->id, durable->id) < 0;
+    }
     /* Run files, which say what a run resumes from, exist only in the deciding tier. */
     if (job->run.resumes && job->complete_generation[sweep->lane] < job->run.generation)
         sweep->ids[busy++] = (struct version_id){job->run.resume_generation, job->run.resume_step};

@@ -52,7 +52,9 @@ struct version {
 struct sweep {
     struct job *job;
     uint32_t lane;
-    struct loop_op op, timer;
+    struct loop_op op, timer, revisit;
+    uint32_t spared;     /* old versions that were left only because they were busy */
+    uint64_t revisit_ns; /* how long to leave them alone */
     bool again;
     struct version_id *ids; /* busy ones, then those complete elsewhere */
     struct retention_known known;

@@ -59,6 +59,7 @@ struct session {
     struct set *set;
     struct part *part; /* being captured */
     struct pending_save save;
+    uint32_t last_looks; /* for words of a client that has died */
     bool has_tier_step;
     uint64_t tier_step; /* this rank's newest part of this run that tiers held at open */
     bool has_step;

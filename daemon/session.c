@@ -14,6 +14,7 @@
 #include <poll.h>
 #include <sys/ioctl.h>
 
+#define LAST_LOOKS_MAX 1000
 #define SEND_QUEUE_MAX 256 /* packets that a client has not read yet */
 
 /* ---- sending ---- */
@@ -229,7 +230,9 @@ void session_end(struct session *session, const char *why) {
 static void last_words(struct loop_op *op) {
     struct session *session = CONTAINER_OF(op, struct session, death);
     int unread = 0;
-    if (!session->ended && !session->suspended && ioctl(session->fd, FIONREAD, &unread) == 0 && unread > 0) {
+    /* Forked children may hold the socket, and go on to talk: not for ever. */
+    bool patient = session->last_looks++ < LAST_LOOKS_MAX;
+    if (patient && !session->ended && !session->suspended && ioctl(session->fd, FIONREAD, &unread) == 0 && unread > 0) {
         loop_post(session->server->loop, &session->death, 0, last_words);
         return;
     }

@@ -216,8 +216,8 @@ static void retention(void) {
     CHECK_OK(ckpt_wait(c, 9, CKPT_GLOBAL, CKPT_VERSION, CKPT_DEFAULT_TIMEOUT));
     EVENTUALLY(files_ending("local", "complete.json") == 2);
     EVENTUALLY(files_ending("parallel", "complete.json") == 3);
-    CHECK(levels_of(c, 9) && levels_of(c, 8) == (1 << CKPT_LOCAL | 1 << CKPT_GLOBAL));
-    CHECK(levels_of(c, 7) == 1 << CKPT_GLOBAL && levels_of(c, 6) == 0 && levels_of(c, 1) == 0);
+    EVENTUALLY(levels_of(c, 9) && levels_of(c, 8) == (1 << CKPT_LOCAL | 1 << CKPT_GLOBAL));
+    EVENTUALLY(levels_of(c, 7) == 1 << CKPT_GLOBAL && levels_of(c, 6) == 0 && levels_of(c, 1) == 0);
     CHECK_OK(ckpt_close(c));
     free(words);
 }

@@ -221,6 +221,7 @@ static void one_bit_in_both_tiers_is_an_error(void) {
     ckpt_restore *r = restore_step(c, 3);
     uint64_t *restored = malloc(sizeof words);
     CHECK_IS(CKPT_E_DAMAGED, restore_array(r, "words", CKPT_U64, restored, WORDS));
+    CHECK_SAYS("tensor words");
     CHECK_SAYS("rank-00000.safetensors");
     ckpt_restore_close(r);
     r = restore_of(c, 2);
