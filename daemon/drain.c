@@ -25,7 +25,8 @@ struct slot {
     bool used;
     uint32_t index;
     struct pool_buffer *buffer;
-    uint8_t *encoded; /* NULL: raw from the buffer */
+    uint8_t *encoded; /* NULL: raw from the buffer; else `room` */
+    uint8_t *room;    /* for an encoded chunk; kept from chunk to chunk, first touches are slow */
     uint32_t stored_length;
     uint64_t offset;
     uint64_t length, done; /* to be written, padded; written */
@@ -117,6 +118,8 @@ static void drain_freed(struct loop_op *op) {
     struct lane *lane = drain->lane;
     if (drain->holding)
         holding_unref(drain->holding);
+    for (uint32_t i = 0; i < lane->config.depth; i++)
+        free(drain->slots[i].room);
     free(drain->slots);
     free(drain->table);
     free(drain);
@@ -347,11 +350,17 @@ static void drain_begin(struct drain *drain) {
     loop_work(lane->server->loop, &drain->op, lane->group, begin_run, begin_done);
 }
 
+/* An urgent drain begins whatever else is active: those that are write nothing as long as it waits. */
+static bool may_begin(const struct drain *drain) {
+    bool room = drain->lane->active_count < active_limit(drain->lane) || drain->part->urgent;
+    return room && drain->part->captured && !part_pointless(drain->part);
+}
+
 void lane_pump(struct lane *lane) {
     struct drain *drain, *next;
-    for (drain = TAILQ_FIRST(&lane->waiting); drain && lane->active_count < active_limit(lane); drain = next) {
+    for (drain = TAILQ_FIRST(&lane->waiting); drain; drain = next) {
         next = TAILQ_NEXT(drain, link);
-        if (drain->part->captured && !part_pointless(drain->part))
+        if (may_begin(drain))
             drain_begin(drain);
     }
     TAILQ_FOREACH(drain, &lane->active, link)
@@ -366,7 +375,7 @@ static void slot_submit(struct slot *slot);
 static void slot_over(struct slot *slot) {
     struct drain *drain = slot->drain;
     pool_buffer_unref(STEAL(slot->buffer));
-    free(STEAL(slot->encoded));
+    slot->encoded = NULL;
     slot->used = false;
     drain->in_flight--;
     drain->lane->writes--;
@@ -443,17 +452,14 @@ static void encode_run(struct loop_op *op) {
     slot->stored_length = raw;
     if (drain->lane->config.codec == CODEC_AUTO && !codec_worthwhile(data, raw))
         return;
-    void *encoded = NULL;
-    if (posix_memalign(&encoded, TIER_ALIGNMENT, codec_bound(raw)))
+    size_t room = codec_bound(drain->part->chunks[0].length); /* none is longer */
+    if (!slot->room && !(slot->room = aligned_alloc(TIER_ALIGNMENT, room)))
         return; /* raw is always right */
-    slot->stored_length = codec_encode(CODEC_LZ4, data, raw, encoded);
-    if (slot->stored_length == raw) {
-        free(encoded);
+    slot->stored_length = codec_encode(CODEC_LZ4, data, raw, slot->room);
+    if (slot->stored_length == raw)
         return;
-    }
-    memset((uint8_t *)encoded + slot->stored_length, 0,
-           align_up(slot->stored_length, TIER_ALIGNMENT) - slot->stored_length);
-    slot->encoded = encoded;
+    memset(slot->room + slot->stored_length, 0, align_up(slot->stored_length, TIER_ALIGNMENT) - slot->stored_length);
+    slot->encoded = slot->room;
 }
 
 static void encode_done(struct loop_op *op) {
