@@ -120,7 +120,7 @@ static int all_versions(struct restore *restore, struct version_id **ret_ids, si
         if (more) {
             ids = more;
             for (size_t v = 0; v < catalog.version_count; v++)
-                if (catalog.versions[v].complete)
+                if (catalog.versions[v].complete || catalog.versions[v].unreadable)
                     ids[count++] = catalog.versions[v].id;
         }
         catalog_deinit(&catalog);

@@ -80,8 +80,12 @@ static void scan_complete(struct scan *scan, const char *directory, struct catal
     if (r == TIER_E_ABSENT) /* it is being trashed */
         return;
     struct problem problem = PROBLEM_NONE;
-    if (r == 0)
-        r = complete_read_summary(data, size, &version->summary, &problem);
+    if (r < 0) {
+        version->unreadable = true;
+        note_bad(scan, path, strerror(-r));
+        return;
+    }
+    r = complete_read_summary(data, size, &version->summary, &problem);
     if (r) {
         version->damaged = true;
         note_bad(scan, path, problem_text(&problem, r));
@@ -108,11 +112,11 @@ static int scan_version(struct scan *scan, struct version_id id) {
     int r = tier_list(scan->tier, directory, &entries);
     if (r == TIER_E_ABSENT)
         return 0;
+    struct catalog_version version = {.id = id, .unreadable = r != 0};
     if (r) {
         note_bad(scan, directory, strerror(-r));
-        return r == -ENOMEM ? r : 0;
+        return r == -ENOMEM ? r : add_version(scan, &version);
     }
-    struct catalog_version version = {.id = id};
     bool condemned = false;
     for (size_t i = 0; i < entries.count; i++) {
         if (strcmp(entries.items[i].name, "complete.json") == 0)
@@ -138,7 +142,9 @@ static void scan_run(struct scan *scan, const char *directory, struct catalog_ge
     if (r == TIER_E_ABSENT)
         return;
     struct problem problem = PROBLEM_NONE;
-    if (r == 0)
+    if (r < 0)
+        generation->error = r;
+    else
         r = run_record_read(data, size, &generation->run, &problem);
     if (r == 0 && (strcmp(generation->run.job, scan->job) != 0 || generation->run.generation != generation->generation))
         r = problem_set(&problem, -EBADMSG, "it is of another run than its directory says");
@@ -147,8 +153,11 @@ static void scan_run(struct scan *scan, const char *directory, struct catalog_ge
     generation->has_run = r == 0;
     generation->run_damaged = r != 0;
     struct tier_entry entry;
-    if (tier_stat(scan->tier, path, &entry) == 0)
+    r = tier_stat(scan->tier, path, &entry);
+    if (r == 0)
         generation->touched_ns = entry.mtime_ns;
+    else if (r < 0)
+        generation->error = r;
 }
 
 static int scan_generation(struct scan *scan, uint64_t number) {
@@ -162,7 +171,7 @@ static int scan_generation(struct scan *scan, uint64_t number) {
         note_bad(scan, directory, strerror(-r));
     if (r == -ENOMEM)
         return r;
-    struct catalog_generation generation = {.generation = number, .run_damaged = r != 0};
+    struct catalog_generation generation = {.generation = number, .run_damaged = r != 0, .error = r};
     for (size_t i = 0; i < entries.count; i++) {
         const struct tier_entry *entry = &entries.items[i];
         struct version_id id = {.generation = number};

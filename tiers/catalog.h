@@ -4,7 +4,8 @@
 /*
  * What a tier holds of a job, as its files say; there is no other store. A scan reads directory
  * names and first lines only. Entries that cannot be read (a foreign or damaged file, an
- * unreadable directory) do not fail the scan: they are counted and named. Blocking.
+ * unreadable directory) do not fail the scan: they are counted and named. Whoever decides or deletes
+ * must tell what is not there from what could not be read: `unreadable`, `error`. Blocking.
  */
 
 #include "proto/manifest.h"
@@ -16,6 +17,7 @@ struct catalog_version {
     bool complete;                   /* complete.json is there and its summary is good */
     struct complete_summary summary; /* if complete */
     bool damaged;                    /* not complete, but it was: complete.json is bad or condemned */
+    bool unreadable;                 /* the tier failed when it was looked at: it may be complete */
     bool pinned;
 };
 
@@ -26,6 +28,7 @@ struct catalog_generation {
     bool run_ended;        /* claim_end() */
     struct run_record run; /* if has_run */
     int64_t touched_ns;    /* mtime of the run file, good or not */
+    int error;             /* the tier failed when it was looked at: negative errno; what is said above may be wrong */
 };
 
 struct catalog {

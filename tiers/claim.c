@@ -13,6 +13,7 @@
  *
  *     look at the greatest generation
  *       its run is ours, not ended  -> join: its record is the answer
+ *       it cannot be read           -> an error: whoever holds the job may be alive
  *       its run is another, alive   -> CLAIM_E_HELD
  *       its run is dead or ended    -> choose a version; link `run` into the next generation
  *       it has no run file          -> choose a version; link `run` into this generation
@@ -115,7 +116,7 @@ static bool next_candidate(const struct claim *claim, bool first, struct version
         const struct catalog *catalog = &claim->catalogs[i];
         for (size_t k = 0; k < catalog->version_count; k++) {
             const struct catalog_version *version = &catalog->versions[k];
-            if (!version->complete && !version->damaged)
+            if (!version->complete && !version->damaged && !version->unreadable)
                 continue;
             if (!first && version_compare(version->id, below) >= 0)
                 continue;
@@ -142,7 +143,7 @@ static enum candidate check_candidate(const struct claim *claim, struct version_
                         claim->request->tiers[i]->name);
             result = CANDIDATE_BAD;
         }
-        if (!version->complete)
+        if (!version->complete && !version->unreadable)
             continue;
         int r = catalog_check(claim->request->tiers[i], claim->request->job, id, why);
         if (r == 0)
@@ -151,6 +152,24 @@ static enum candidate check_candidate(const struct claim *claim, struct version_
             result = CANDIDATE_BAD;
     }
     return result;
+}
+
+/* A generation newer than the choice that could not be looked at may hold a newer version. */
+static bool find_unreadable(const struct claim *claim, const struct run_record *record, struct version_id *ret_id,
+                            struct problem *why) {
+    for (size_t i = 0; i < claim->request->tier_count; i++) {
+        const struct catalog *catalog = &claim->catalogs[i];
+        for (size_t k = 0; k < catalog->generation_count; k++) {
+            const struct catalog_generation *generation = &catalog->generations[k];
+            if (!generation->error || (record->resumes && generation->generation <= record->resume_generation))
+                continue;
+            *ret_id = (struct version_id){generation->generation, 0};
+            problem_set(why, generation->error, "tier %s: generation %" PRIu64 " cannot be read: %s",
+                        claim->request->tiers[i]->name, generation->generation, strerror(-generation->error));
+            return true;
+        }
+    }
+    return false;
 }
 
 /* Chooses the version to go on from. 0 with record->resumes set or not; -ENODATA. */
@@ -173,7 +192,7 @@ static int choose(const struct claim *claim, struct run_record *record, struct p
             bad = true;
         }
     }
-    if (!bad)
+    if (!bad && !find_unreadable(claim, record, &newest_bad, &why))
         return 0;
     if (!record->resumes)
         return problem_set(claim->problem, -ENODATA,
@@ -257,6 +276,10 @@ static int attempt(struct claim *claim, struct claim_result *result, bool *ret_r
     const struct catalog *catalog = decider_catalog(claim);
     const struct catalog_generation *greatest =
         catalog->generation_count ? &catalog->generations[catalog->generation_count - 1] : NULL;
+    if (greatest && greatest->error)
+        return problem_set(claim->problem, greatest->error,
+                           "tier %s: cannot see who holds job '%.100s' (generation %" PRIu64 "): %s",
+                           request->decider->name, request->job, greatest->generation, strerror(-greatest->error));
     if (greatest && !greatest->run_ended && (greatest->has_run || greatest->run_damaged)) {
         if (greatest->has_run && strcmp(greatest->run.run_id, request->run_id) == 0) {
             result->record = greatest->run;

@@ -77,6 +77,8 @@ int retention_choose(const struct catalog *catalog, const struct retention_polic
         const struct catalog_version *version = &catalog->versions[i];
         bool superseded = newest && version_compare(version->id, newest->id) < 0;
         bool victim;
+        if (version->unreadable)
+            continue; /* nobody knows what it is */
         if (counts_as_complete(version, &known)) {
             bool every = policy->keep_every && version->id.step % policy->keep_every == 0;
             victim = newer_complete >= keep && !every && !is_resume_version(catalog, current, version->id);
