@@ -18,6 +18,7 @@
  *       its run is dead or ended    -> choose a version; link `run` into the next generation
  *       it has no run file          -> choose a version; link `run` into this generation
  *     the link failed, somebody was faster -> look again
+ *     meanwhile the greatest generation has changed -> look again
  *
  * A generation without a run file is what a crash leaves between the directory and the link. It is
  * claimed as it stands, and not skipped: of two ranks that come at that moment one would otherwise
@@ -264,6 +265,24 @@ static int join(const struct claim *claim, const struct catalog_generation *gene
     return r ? tier_problem(claim->problem, decider, r, "sync the directory", directory) : 0;
 }
 
+/* Is the greatest generation of the deciding tier still what it was? A claim that was made while the
+ * other tiers were looked at has left its number there already, and that number would be passed over
+ * instead of joined. 0, TIER_E_EXISTS, or -errno. */
+static int still_so(const struct claim *claim, const struct catalog_generation *greatest) {
+    const struct claim_request *request = claim->request;
+    CLEANUP(catalog_deinit) struct catalog catalog = {0};
+    int r = catalog_scan(request->decider, request->job, &catalog, claim->problem);
+    if (r)
+        return r;
+    const struct catalog_generation *now =
+        catalog.generation_count ? &catalog.generations[catalog.generation_count - 1] : NULL;
+    if (!now || !greatest)
+        return now == greatest ? 0 : TIER_E_EXISTS;
+    bool same = now->generation == greatest->generation && now->has_run == greatest->has_run &&
+                now->run_damaged == greatest->run_damaged;
+    return same ? 0 : TIER_E_EXISTS;
+}
+
 enum { ATTEMPT_LOST = TIER_E_EXISTS };
 static_assert((int)ATTEMPT_LOST != (int)CLAIM_E_HELD, "both are results of attempt()");
 
@@ -297,6 +316,8 @@ static int attempt(struct claim *claim, struct claim_result *result, bool *ret_r
         }
     }
     r = look_at_others(claim);
+    if (r == 0)
+        r = still_so(claim, greatest);
     if (r)
         return r;
     struct run_record *record = &result->record;
