@@ -254,15 +254,27 @@ static int publish(const struct claim *claim, const struct run_record *record) {
     return r < 0 ? tier_problem(claim->problem, decider, r, "publish", path) : r;
 }
 
-/* Whoever made the record may have died before it was durable. */
+/* Whoever made the record may have died before it was durable, and it may have gone with him after we
+ * had read it: only what is still there after the sync will stay. 0, TIER_E_EXISTS (look again), -errno. */
 static int join(const struct claim *claim, const struct catalog_generation *generation) {
     struct tier *decider = claim->request->decider;
-    char directory[TIER_PATH_MAX];
+    char directory[TIER_PATH_MAX], path[TIER_PATH_MAX + 8];
     layout_generation(claim->job, generation->generation, directory);
+    snprintf(path, sizeof path, "%s/run", directory);
     int r = tier_make_directories(decider, directory);
     if (r == 0)
         r = tier_sync_directory(decider, directory);
-    return r ? tier_problem(claim->problem, decider, r, "sync the directory", directory) : 0;
+    if (r)
+        return tier_problem(claim->problem, decider, r, "sync the directory", directory);
+    CLEANUP(freep) char *data = NULL;
+    size_t size;
+    struct run_record record;
+    r = tier_read_file(decider, path, MANIFEST_LINE_MAX, &data, &size);
+    if (r < 0)
+        return tier_problem(claim->problem, decider, r, "read", path);
+    if (r == 0)
+        r = run_record_read(data, size, &record, NULL);
+    return r == 0 && strcmp(record.run_id, generation->run.run_id) == 0 ? 0 : TIER_E_EXISTS;
 }
 
 /* Is the greatest generation of the deciding tier still what it was? A claim that was made while the

@@ -150,13 +150,19 @@ static int find_complete(const struct parts *parts, const char *job, struct prob
     struct problem damage = PROBLEM_NONE;
     if (!find_entry(parts, "complete.json"))
         return TIER_E_ABSENT;
-    int r = catalog_read_complete(parts->tier, job, parts->version, &complete, &damage);
-    if (r == 0) {
+    /* Whoever published it may have died before this, and it may have gone with him after we had listed
+     * it: only what is still there after the sync will stay. */
+    layout_version(parts->job, parts->version, path);
+    int r = tier_sync_directory(parts->tier, path);
+    if (r == -ENOENT)
+        return TIER_E_ABSENT;
+    if (r)
+        return tier_problem(problem, parts->tier, r, "sync the directory", path);
+    r = catalog_read_complete(parts->tier, job, parts->version, &complete, &damage);
+    if (r == 0)
         complete_deinit(&complete);
-        layout_version(parts->job, parts->version, path);
-        r = tier_sync_directory(parts->tier, path); /* whoever published it may not have come so far */
-        return r ? tier_problem(problem, parts->tier, r, "sync the directory", path) : 0;
-    }
+    if (r == 0)
+        return 0;
     if (r != -EBADMSG)
         return r == TIER_E_ABSENT ? r : problem_set(problem, r, "%s", problem_text(&damage, r));
     layout_file(parts->job, parts->version, "complete.json", path);
