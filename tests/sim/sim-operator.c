@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The operator: starts runs of the job one after the other, as a launcher does, and breaks what may
+ * be broken meanwhile: kills daemons and trainers, cuts the power of nodes or of everything, takes a
+ * node's disk away, sends SIGTERM. The last run has good weather, and must succeed in everything.
+ */
+#include "tests/sim/sim.h"
+
+#define RUNS_MAX 5
+
+static struct trainer *trainers[SIM_RANKS_MAX];
+static uint32_t world;
+static bool over;
+
+static void pause_ms(uint64_t ms) { fiber_wait(sim.now_ns + ms * NANOSECONDS_PER_MS, -1); }
+
+bool operator_over(void) { return over; }
+
+static bool run_over(void) {
+    for (uint32_t i = 0; i < world; i++)
+        if (!trainer_over(trainers[i]))
+            return false;
+    return true;
+}
+
+static bool run_broken(void) {
+    for (uint32_t i = 0; i < world; i++)
+        if (trainer_over(trainers[i]) && trainer_failed(trainers[i]))
+            return true;
+    return false;
+}
+
+static void kill_trainers(int node) {
+    for (uint32_t i = 0; i < world; i++)
+        if (node == SIM_OUTSIDE || (int)i % node_count == node)
+            trainer_kill(trainers[i]);
+}
+
+static void start_all_nodes(void) {
+    for (int i = 0; i < node_count; i++)
+        node_start(i);
+}
+
+static void lose_power(int node) {
+    kill_trainers(node);
+    node_power(node);
+}
+
+static void blackout(void) {
+    sim_note("everything loses power");
+    for (int i = 0; i < node_count; i++)
+        lose_power(i);
+    disk_crash(parallel, UINT32_MAX);
+}
+
+static void lose_disk(int node) {
+    if (!nodes[node].local)
+        return;
+    sim_note("node %d: its disk is lost", node);
+    nodes[node].local = disk_new(disk_name(nodes[node].local), sim_chance(1, 2));
+    model_disk_lost(node);
+}
+
+static void terminate(int node) {
+    if (!nodes[node].up)
+        return;
+    node_terminate(node);
+    for (int i = 0; i < 2000 && nodes[node].up; i++)
+        pause_ms(50);
+    SIM_CHECK(!nodes[node].up, "a daemon stops within its grace", "node %d", node);
+}
+
+static void break_something(void) {
+    int node = (int)sim_below((uint64_t)node_count);
+    uint64_t what = sim_below(10);
+    if (what < 4) {
+        node_kill(node);
+    } else if (what < 6) {
+        lose_power(node);
+        if (sim_chance(1, 4))
+            lose_disk(node);
+    } else if (what < 7) {
+        blackout();
+    } else if (what < 8) {
+        terminate(node);
+    } else {
+        trainer_kill(trainers[sim_below(world)]);
+    }
+    model_check_tiers();
+    if (sim_chance(1, 2))
+        pause_ms(sim_below(4000));
+    start_all_nodes();
+}
+
+static void start_run(int number, bool quiet, uint64_t size, uint32_t last_world) {
+    static char names[RUNS_MAX][16];
+    snprintf(names[number], sizeof names[number], "run-%d", number);
+    world = sim_chance(1, 2) && last_world ? last_world : 1 + (uint32_t)sim_below(SIM_RANKS_MAX);
+    uint32_t steps = 1 + (uint32_t)sim_below(8);
+    for (uint32_t i = 0; i < world; i++)
+        trainers[i] = trainer_start(&(struct trainer_options){.run_id = names[number],
+                                                              .rank = i,
+                                                              .world = world,
+                                                              .node = (int)i % node_count,
+                                                              .steps = steps,
+                                                              .size = size,
+                                                              .quiet = quiet});
+}
+
+static void run_one(int number, bool quiet, uint64_t size) {
+    start_run(number, quiet, size, world);
+    while (!run_over()) {
+        pause_ms(1 + sim_below(UINT64_C(1) << sim_below(13)));
+        if (run_over())
+            break;
+        if (!quiet && sim.weather.crashes && sim_chance(1, 2))
+            break_something();
+        if (run_broken() && sim_chance(1, 3))
+            kill_trainers(SIM_OUTSIDE); /* a launcher ends the others */
+    }
+    model_check_tiers();
+}
+
+static void operate(void *argument) {
+    (void)argument;
+    int runs = 1 + (int)sim_below(RUNS_MAX - 1);
+    uint64_t size = 500 + sim_below(UINT64_C(1) << (9 + sim_below(8)));
+    start_all_nodes();
+    for (int i = 0; i < runs; i++) {
+        run_one(i, false, size);
+        pause_ms(sim_below(sim_chance(1, 2) ? 100 : 100000));
+    }
+    sim_note("the faults end");
+    sim.weather = (struct sim_weather){0};
+    start_all_nodes();
+    pause_ms(200000); /* what stalled comes to its end */
+    run_one(runs, true, size);
+    pause_ms(400000);
+    for (int i = 0; i < node_count; i++)
+        node_check_idle(i);
+    model_check_tiers();
+    over = true;
+}
+
+void operator_start(void) { fiber_new(SIM_OUTSIDE, operate, NULL); }
