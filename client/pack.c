@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/pack.h"
 
+#include "base/copy.h"
+
 /*
  * Elements are walked row by row along the last dimension; where its stride is the element size, a
  * row is one memcpy. Both directions share the walk, which hands out rows.
@@ -45,7 +47,7 @@ static void pack_row(struct pack_copy *copy, uint8_t *data, int64_t stride, uint
         if (copy->gather)
             memcpy(copy->packed, data, count * size);
         else
-            memcpy(data, copy->packed, count * size);
+            copy_past_cache(data, copy->packed, count * size); /* restored: it is computed with later */
     } else {
         for (uint64_t i = 0; i < count; i++) {
             uint8_t *element = data + (int64_t)i * stride;

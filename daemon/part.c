@@ -53,16 +53,17 @@ static uint64_t chunk_offset(const struct part *part, uint32_t index) { return (
 /* ---- on the worker ---- */
 
 /* Fills one leaf from wherever its bytes come and digests it while it is in cache. */
-static int capture_leaf(struct part *part, uint64_t offset, size_t length, const uint8_t *pushed, uint8_t *destination,
-                        struct digest *ret_digest) {
+static int capture_leaf(struct part *part, uint64_t offset, size_t length, const uint8_t *pushed, uint8_t *scratch,
+                        uint8_t *destination, struct digest *ret_digest) {
     const uint8_t *bytes = pushed ? pushed : source_look(&part->source, offset, length);
     if (bytes) {
         digest_copy_leaf(destination, bytes, length, ret_digest);
         return 0;
     }
-    int r = source_fill(&part->source, offset, length, destination, &part->capture.problem);
+    /* Gathered where it stays in cache, then copied and digested in one pass. */
+    int r = source_fill(&part->source, offset, length, scratch, &part->capture.problem);
     if (!r)
-        digest_leaf(destination, length, ret_digest);
+        digest_copy_leaf(destination, scratch, length, ret_digest);
     return r;
 }
 
@@ -81,7 +82,7 @@ static int capture_advance(struct part *part, uint64_t to) {
     return 0;
 }
 
-static int capture_chunk(struct part *part, uint32_t index) {
+static int capture_chunk(struct part *part, uint32_t index, uint8_t *scratch) {
     struct chunk *chunk = &part->chunks[index];
     struct digest leaves[LEAVES_MAX];
     size_t leaf_count = 0;
@@ -89,7 +90,7 @@ static int capture_chunk(struct part *part, uint32_t index) {
     for (size_t at = 0; at < chunk->length; at += DIGEST_LEAF_SIZE) {
         size_t length = (size_t)min_u64(DIGEST_LEAF_SIZE, chunk->length - at);
         uint64_t offset = chunk_offset(part, index) + at;
-        r = capture_leaf(part, offset, length, part->capture.pushed ? part->capture.pushed + at : NULL,
+        r = capture_leaf(part, offset, length, part->capture.pushed ? part->capture.pushed + at : NULL, scratch,
                          chunk->buffer->data + at, &leaves[leaf_count++]);
         if (!r)
             r = capture_advance(part, offset + length);
@@ -108,7 +109,8 @@ static int check_chunk(struct part *part, uint32_t index, uint8_t *scratch) {
     size_t leaf_count = 0;
     for (size_t at = 0; at < chunk->length; at += DIGEST_LEAF_SIZE) {
         size_t length = (size_t)min_u64(DIGEST_LEAF_SIZE, chunk->length - at);
-        int r = capture_leaf(part, chunk_offset(part, index) + at, length, NULL, scratch, &leaves[leaf_count++]);
+        int r = capture_leaf(part, chunk_offset(part, index) + at, length, NULL, scratch, scratch + DIGEST_LEAF_SIZE,
+                             &leaves[leaf_count++]);
         if (r)
             return r;
     }
@@ -140,7 +142,7 @@ static int check_chunk(struct part *part, uint32_t index, uint8_t *scratch) {
 
 static void check_run(struct loop_op *op) {
     struct part *part = CONTAINER_OF(op, struct part, capture.op);
-    CLEANUP(freep) uint8_t *scratch = malloc(DIGEST_LEAF_SIZE);
+    CLEANUP(freep) uint8_t *scratch = aligned_alloc(POOL_PAGE, 2 * DIGEST_LEAF_SIZE);
     int r = scratch ? 0 : -ENOMEM;
     for (uint32_t i = 0; !r && i < part->chunk_count; i++)
         r = check_chunk(part, i, scratch);
@@ -156,9 +158,10 @@ static void capture_run(struct loop_op *op) {
         image_header(&part->source.set->layout, part->source.state_length, part->source.header);
         capture->header_made = true;
     }
-    int r = 0;
+    CLEANUP(freep) uint8_t *scratch = aligned_alloc(POOL_PAGE, DIGEST_LEAF_SIZE);
+    int r = scratch ? 0 : -ENOMEM;
     for (uint32_t i = 0; !r && i < capture->count; i++)
-        r = capture_chunk(part, capture->first + i);
+        r = capture_chunk(part, capture->first + i, scratch);
     if (r && r != -ECANCELED)
         (void)word_advance(part->word->page, part->counter, capture->watermark, WORD_FAILED);
     capture->result = r;

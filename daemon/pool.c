@@ -21,7 +21,7 @@
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 
-#define PREFAULT_STEP MIB(8)
+#define PREFAULT_STEP KIB(512) /* the memory map is locked meanwhile: growing must not wait long */
 
 struct extent {
     uint64_t offset, size;
