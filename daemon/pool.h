@@ -80,6 +80,3 @@ void pool_wait(struct pool *pool, struct pool_waiter *waiter);
 void pool_unwait(struct pool *pool, struct pool_waiter *waiter);
 
 void pool_get_usage(struct pool *pool, struct pool_usage *ret_usage);
-
-/* min(MemAvailable, cgroup limit - usage) of this process now (cgroup v2 and v1). */
-uint64_t pool_memory_available(void);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/server.h"
 
+#include "base/memory.h"
 #include "daemon/job.h"
 #include "daemon/lane.h"
 #include "daemon/part.h"
@@ -200,7 +201,7 @@ static int open_lanes(struct server *server, struct problem *problem) {
 
 static int make_pool(struct server *server, struct problem *problem) {
     const struct config *config = server->config;
-    uint64_t available = pool_memory_available();
+    uint64_t available = memory_available();
     uint64_t limit = config->pool_size ? config->pool_size : available / 100 * config->pool_percent;
     if (config->pool_size > available)
         log_warning(server->log, "the pool may grow to %llu MiB, but only %llu MiB are available now",

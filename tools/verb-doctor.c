@@ -4,9 +4,9 @@
  * or with less) or fail, why, and what to do. What can be tried is tried, not looked up.
  */
 #include "base/loop.h"
+#include "base/memory.h"
 #include "proto/wire.h"
 #include "tools/daemon.h"
-#include "tools/memory.h"
 #include "tools/roots.h"
 #include "tools/table.h"
 

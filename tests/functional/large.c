@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A shard of more than 2^31 bytes, through a pool much smaller than it. */
-#include "daemon/pool.h"
+#include "base/memory.h"
 #include "tests/functional/support.h"
 
 #include <stdlib.h>
@@ -15,7 +15,7 @@ static void three_gibibytes(void) {
     CHECK(statvfs(test_path("."), &disk) == 0);
     if (disk.f_bavail * disk.f_frsize < 2 * BYTES)
         test_skip("less than %llu GiB of disk are free", (unsigned long long)(2 * BYTES >> 30));
-    if (pool_memory_available() < UINT64_C(1) << 30)
+    if (memory_available() < UINT64_C(1) << 30)
         test_skip("less than 1 GiB of memory is free");
     configure(&(struct settings){.pool = "256M", .chunk = "4M", .local = "codec = lz4", .no_parallel = true});
     daemon_start();

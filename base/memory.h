@@ -12,3 +12,5 @@ struct memory {
 };
 
 void memory_look(struct memory *ret_memory);
+/* What this process may still take: the lesser of both. */
+uint64_t memory_available(void);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tools/memory.h"
+#include "base/memory.h"
 
 #include <limits.h>
 
@@ -66,4 +66,10 @@ void memory_look(struct memory *ret_memory) {
         }
     }
     *ret_memory = memory;
+}
+
+uint64_t memory_available(void) {
+    struct memory memory;
+    memory_look(&memory);
+    return min_u64(memory.available, memory.group_left);
 }
