@@ -186,14 +186,18 @@ static int open_lanes(struct server *server, struct problem *problem) {
     for (size_t i = 0; i < server->config->tier_count; i++) {
         struct tier *tier;
         struct lane *lane;
-        int r = server->open_tier(&server->config->tiers[i], &tier, problem);
+        const struct config_tier *config = &server->config->tiers[i];
+        struct problem reason = PROBLEM_NONE;
+        int r = server->open_tier(config, &tier, &reason);
+        if (r < 0 && config->line) /* a wrong path is a mistake in the file like any other */
+            return problem_set(problem, -EINVAL, "%s:%d: %.400s", server->config->file, config->line,
+                               problem_text(&reason, r));
         if (r < 0)
-            return r;
-        r = lane_new(server, &server->config->tiers[i], tier, false, &lane);
+            return problem_set(problem, r, "%s", problem_text(&reason, r));
+        r = lane_new(server, config, tier, false, &lane);
         if (r < 0) {
             tier_free(tier);
-            return problem_set(problem, r, "cannot start the workers of tier %s: %s", server->config->tiers[i].name,
-                               strerror(-r));
+            return problem_set(problem, r, "cannot start the workers of tier %s: %s", config->name, strerror(-r));
         }
     }
     return 0;

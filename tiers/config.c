@@ -190,6 +190,8 @@ static int assign(void *context, const char *section, const char *name, const ch
                      : problem_set(&reason, -EINVAL, "has no value");
     if (r < 0)
         refuse(parser, parser->line, "%s %s", name, problem_text(&reason, r));
+    else if (parser->tier && strcmp(name, "path") == 0)
+        parser->tier->line = parser->line;
     return r >= 0;
 }
 

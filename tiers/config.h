@@ -30,6 +30,7 @@
 struct config_tier {
     char name[64];
     char path[1024];
+    int line; /* of the path in the file, for sentences; 0: it comes from elsewhere */
     enum level level;
     enum codec codec;
     uint32_t depth;      /* chunks in flight; default 8 */

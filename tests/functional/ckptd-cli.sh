@@ -1,0 +1,58 @@
+#!/usr/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# ckptd's command line and what it says of a configuration that cannot be: one sentence with file and line, exit 2.
+set -euo pipefail
+: "${CKPTD:?}"
+work=$(mktemp -d "${TMPDIR:-/tmp}/ckptd-cli.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+cd "$work"
+unset CKPTD_CONFIG CKPTD_LOOP CKPT_SOCKET XDG_CONFIG_HOME
+mkdir socket
+
+fail() {
+    printf 'FAILED in line %s: %s\n' "${BASH_LINENO[0]}" "$*"
+    cat out
+    exit 1
+}
+
+# refuses STATUS SENTENCE ARGUMENT...: it ends with the status and says one line with the sentence in it.
+refuses() {
+    local wanted=$1 sentence=$2 got=0
+    shift 2
+    timeout 20 "$CKPTD" --socket "$work/socket/ckptd" "$@" >out 2>&1 || got=$?
+    ((got == wanted)) || fail "ckptd $* gave $got instead of $wanted"
+    grep -qF -- "$sentence" out || fail "not said: $sentence"
+    [[ -z $sentence || $(wc -l <out) == 1 ]] || fail 'more than one line'
+    [[ ! -e socket/ckptd ]] || fail 'a socket is left'
+}
+
+# wrong SENTENCE: the configuration on standard input is refused so.
+wrong() {
+    cat >ckptd.conf
+    refuses 2 "$1" --config ckptd.conf
+}
+
+refuses 2 'nowhere.conf: no such file' --config nowhere.conf
+wrong 'ckptd.conf:2: no such key as "frobnicate"' <<<$'[daemon]\nfrobnicate = 1'
+wrong 'ckptd.conf:2: loop' <<<$'[daemon]\nloop = round'
+wrong 'ckptd.conf:3: tier near: cannot make the root' <<END
+[tier near]
+role = local
+path = $work/absent/near
+END
+touch file
+wrong 'ckptd.conf:3: tier near: cannot open the root' <<END
+[tier near]
+role = local
+path = $work/file
+END
+refuses 2 'cannot make a loop of kind square' --loop square
+
+"$CKPTD" --help >out
+grep -q '^Usage: ckptd' out || fail 'no usage'
+"$CKPTD" --version | grep -q '^ckptd [0-9]' || fail 'no version'
+"$CKPTD" --example >example.conf
+grep -q '^\[pool\]' example.conf || fail 'no example'
+got=0
+"$CKPTD" --frobnicate >out 2>&1 || got=$?
+((got == 2)) || fail "an unknown option gave $got"
