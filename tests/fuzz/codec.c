@@ -12,10 +12,13 @@
 #define RAW_MAX KIB(256)
 
 static void check_decode(enum codec codec, const uint8_t *encoded, uint32_t stored_length, uint32_t raw_length) {
-    CLEANUP(freep) uint8_t *raw = malloc(raw_length);
-    assert(raw || !raw_length);
+    CLEANUP(freep) uint8_t *raw = calloc(1, raw_length), *again = malloc(raw_length);
+    assert(raw && again); /* also of no bytes */
+    memset(again, 0xff, raw_length);
     int r = codec_decode(codec, encoded, stored_length, raw, raw_length);
     assert(r == 0 || r == -EBADMSG);
+    assert(codec_decode(codec, encoded, stored_length, again, raw_length) == r);
+    assert(r < 0 || memcmp(raw, again, raw_length) == 0); /* nothing is left as it was */
     if (stored_length == raw_length)
         assert(r == 0 && memcmp(raw, encoded, raw_length) == 0);
     else

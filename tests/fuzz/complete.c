@@ -30,6 +30,22 @@ static void check_bounds(const struct complete *complete) {
     }
 }
 
+static void check_same(const struct complete *a, const struct complete *b) {
+    const struct complete_summary *one = &a->summary, *other = &b->summary;
+    assert(strcmp(one->job, other->job) == 0 && strcmp(one->run_id, other->run_id) == 0);
+    assert(one->generation == other->generation && one->step == other->step && one->world == other->world);
+    assert(one->bytes == other->bytes && one->tensors == other->tensors && one->created_ns == other->created_ns);
+    for (uint32_t i = 0; i < one->world; i++) {
+        const struct complete_part *part = &a->parts[i], *same = &b->parts[i];
+        assert(part->image_size == same->image_size && digest_equal(&part->image_digest, &same->image_digest));
+        assert(part->chunk_size == same->chunk_size && part->state_offset == same->state_offset);
+        assert(part->state_length == same->state_length);
+    }
+    assert(a->pieces.count == b->pieces.count);
+    for (size_t i = 0; i < a->pieces.count; i++)
+        assert(piece_compare(&a->pieces.items[i], &b->pieces.items[i]) == 0);
+}
+
 static void check_again(const struct complete *complete) {
     CLEANUP(freep) char *text = NULL, *again = NULL;
     CLEANUP(complete_deinit) struct complete same = {0};
@@ -40,6 +56,7 @@ static void check_again(const struct complete *complete) {
         return;
     r = complete_read(text, length, &same, NULL);
     assert(r == 0);
+    check_same(complete, &same);
     r = complete_write(&same, &again, &again_length);
     assert(r == 0 && again_length == length && memcmp(text, again, length) == 0);
 }

@@ -35,6 +35,24 @@ static void check_bounds(const struct manifest *manifest) {
                manifest->pieces.state_length <= raw - manifest->pieces.state_offset);
 }
 
+static void check_same(const struct manifest *a, const struct manifest *b) {
+    const struct manifest_summary *one = &a->summary, *other = &b->summary;
+    assert(strcmp(one->job, other->job) == 0 && strcmp(one->run_id, other->run_id) == 0);
+    assert(one->generation == other->generation && one->step == other->step && one->rank == other->rank);
+    assert(one->world == other->world && one->created_ns == other->created_ns && one->absent == other->absent);
+    assert(one->image_size == other->image_size && digest_equal(&one->image_digest, &other->image_digest));
+    assert(one->data_length == other->data_length && one->chunk_size == other->chunk_size);
+    assert(one->codec == other->codec && strcmp(one->data_file, other->data_file) == 0);
+    assert(strcmp(one->reason, other->reason) == 0 && a->chunk_count == b->chunk_count);
+    assert(a->pieces.count == b->pieces.count && a->pieces.has_state == b->pieces.has_state);
+    assert(a->pieces.state_offset == b->pieces.state_offset && a->pieces.state_length == b->pieces.state_length);
+    for (size_t i = 0; i < a->chunk_count; i++)
+        assert(a->chunks[i].offset == b->chunks[i].offset && digest_equal(&a->chunks[i].digest, &b->chunks[i].digest) &&
+               a->chunks[i].stored_length == b->chunks[i].stored_length);
+    for (size_t i = 0; i < a->pieces.count; i++)
+        assert(piece_compare(&a->pieces.items[i], &b->pieces.items[i]) == 0);
+}
+
 static void check_again(const struct manifest *manifest) {
     CLEANUP(freep) char *text = NULL, *again = NULL;
     CLEANUP(manifest_deinit) struct manifest same = {0};
@@ -45,6 +63,7 @@ static void check_again(const struct manifest *manifest) {
         return;
     r = manifest_read(text, length, &same, NULL);
     assert(r == 0);
+    check_same(manifest, &same);
     r = manifest_write(&same, &again, &again_length);
     assert(r == 0 && again_length == length && memcmp(text, again, length) == 0);
 }

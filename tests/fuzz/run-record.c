@@ -8,6 +8,13 @@
 
 #include <errno.h>
 
+static void check_same(const struct run_record *a, const struct run_record *b) {
+    assert(strcmp(a->job, b->job) == 0 && strcmp(a->run_id, b->run_id) == 0 && strcmp(a->host, b->host) == 0);
+    assert(strcmp(a->boot_id, b->boot_id) == 0 && a->generation == b->generation && a->world == b->world);
+    assert(a->resumes == b->resumes && a->resume_generation == b->resume_generation);
+    assert(a->resume_step == b->resume_step && a->pid == b->pid && a->pid_start == b->pid_start);
+}
+
 static void check(const char *data, size_t size) {
     CLEANUP(freep) char *text = NULL, *again = NULL;
     struct run_record record, same;
@@ -21,6 +28,7 @@ static void check(const char *data, size_t size) {
         return;
     r = run_record_read(text, length, &same, NULL);
     assert(r == 0);
+    check_same(&record, &same);
     r = run_record_write(&same, &again, &again_length);
     assert(r == 0 && again_length == length && memcmp(text, again, length) == 0);
 }

@@ -120,7 +120,17 @@ static void write_tables(void) {
          .geometry = vector(5)},
         {.name = "__metadata__", .dtype = DTYPE_BOOL, .contiguous = true, .geometry = vector(1)},
     };
+    const struct shard edges[] = {
+        {.name = "high", .dtype = DTYPE_U8, .address = INT64_MAX - 6, .contiguous = true, .geometry = vector(6)},
+        {.name = "low", .dtype = DTYPE_U8, .address = 5, .stride = {-1}, .geometry = vector(6)},
+        {.name = "large",
+         .dtype = DTYPE_U8,
+         .contiguous = true,
+         .geometry =
+             {.is_range = true, .dims = 1, .shape = {UINT64_C(1) << 62}, .start = (UINT64_C(1) << 62) - 1, .count = 1}},
+    };
     write_table("none", NULL, 0);
+    write_table("edges", edges, ARRAY_SIZE(edges));
     write_table("vectors", vectors, ARRAY_SIZE(vectors));
     write_table("places", places, ARRAY_SIZE(places));
     write_table("kinds", kinds, ARRAY_SIZE(kinds));
