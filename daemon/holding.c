@@ -331,7 +331,7 @@ static bool start_from_memory(struct holding_request *request) {
     pool_buffer_touch(buffer);
     request->buffer = pool_buffer_ref(buffer);
     struct server *server = holding_server(holding);
-    loop_work(server->loop, &request->op, server->capturers, verify_run, verify_done);
+    loop_work(server->loop, &request->op, server->verifiers, verify_run, verify_done);
     return true;
 }
 

@@ -15,6 +15,7 @@
 
 #define ACCEPT_PAUSE_NS (100 * NANOSECONDS_PER_MS)
 #define ACCEPT_LOG_NS (60 * NANOSECONDS_PER_SECOND)
+#define VERIFIERS_MAX 4
 #define NAMES_WORKERS 8
 #define NAMES_WORKERS_MAX 32
 
@@ -246,6 +247,10 @@ int server_new(struct loop *loop, const struct config *config, struct log *log, 
         r = make_pool(server, problem);
     if (!r)
         r = loop_group_new(loop, "capture", config->capture_threads, config->capture_threads + 4, &server->capturers);
+    long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    unsigned verifiers = processors < 1 ? 1 : processors > VERIFIERS_MAX ? VERIFIERS_MAX : (unsigned)processors;
+    if (!r)
+        r = loop_group_new(loop, "verify", verifiers, verifiers, &server->verifiers);
     if (!r)
         r = loop_group_new(loop, "encode", config->codec_threads, config->codec_threads, &server->encoders);
     if (!r)
@@ -276,6 +281,8 @@ void server_free(struct server *server) {
         lane_free(lane);
     if (server->capturers)
         loop_group_free(server->capturers);
+    if (server->verifiers)
+        loop_group_free(server->verifiers);
     if (server->encoders)
         loop_group_free(server->encoders);
     if (server->names)
