@@ -144,6 +144,10 @@ static int clear_the_way(struct tier *tier, const char *job, struct version_id v
     if (manifest_read_summary(data, size, &summary, &damage) == 0) {
         if (summary.absent)
             return 0;
+        /* It counts as committed now, and perhaps it is our own, from a try whose last sync failed. */
+        r = sync_version(tier, job, version, problem);
+        if (r)
+            return r;
         return tier_problem(problem, tier, -EEXIST, "commit a part twice", manifest_path);
     }
     char aside[TIER_PATH_MAX], name[64], file[32];
