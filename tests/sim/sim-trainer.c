@@ -227,13 +227,24 @@ static bool register_memory(struct trainer *t) {
 
 /* ---- restoring ---- */
 
+/* A part that is being restored. */
+struct reading {
+    uint32_t restore;
+    struct version_id id;
+    const struct complete_part *part;
+    uint8_t *image;
+};
+
 /* Chunks of one part, into the image. False: refused, or the daemon is gone. */
-static bool fetch(struct trainer *t, uint32_t restore, uint32_t rank, uint32_t first, uint32_t count, uint8_t *image,
-                  const struct complete_part *part) {
+static bool fetch(struct trainer *t, const struct reading *reading, uint32_t first, uint32_t count) {
+    const struct complete_part *part = reading->part;
     const struct message_fetch message = {
-        .restore = restore, .rank = rank, .first = first, .count = count, .timeout_ms = 20000};
+        .restore = reading->restore, .rank = part->rank, .first = first, .count = count, .timeout_ms = 20000};
     uint16_t answer = ask(t, MESSAGE_FETCH, &message, message.timeout_ms + PROMPT_MS);
-    if (answer == MESSAGE_ERROR)
+    /* What is not the newest any more may go to the trash between the choice and the reading. */
+    if (answer == MESSAGE_ERROR && error_code(t) == CODE_E_NOT_FOUND && !model_reachable(reading->id, t->options.node))
+        say(t, "is too late to fetch from step", (long long)reading->id.step);
+    else if (answer == MESSAGE_ERROR)
         refused(t, "fetch is refused");
     if (answer != MESSAGE_FETCHED)
         return false;
@@ -248,7 +259,7 @@ static bool fetch(struct trainer *t, uint32_t restore, uint32_t rank, uint32_t f
                   "a fetch brings what was asked for", "chunk %u has %u bytes in segment %u", first + i,
                   places[i].length, places[i].segment);
         fiber_pause(); /* the lease holds the bytes meanwhile */
-        if (pread(t->segments[places[i].segment], image + at, places[i].length, (off_t)places[i].offset) !=
+        if (pread(t->segments[places[i].segment], reading->image + at, places[i].length, (off_t)places[i].offset) !=
             (ssize_t)places[i].length)
             abort();
     }
@@ -258,11 +269,12 @@ static bool fetch(struct trainer *t, uint32_t restore, uint32_t rank, uint32_t f
 static bool restore_part(struct trainer *t, uint32_t restore, struct version_id id, const struct complete_part *part) {
     uint8_t *image = calloc(1, part->image_size);
     assert(image);
+    const struct reading reading = {.restore = restore, .id = id, .part = part, .image = image};
     uint32_t chunks = (uint32_t)((part->image_size + part->chunk_size - 1) / part->chunk_size), count;
     bool good = true;
     for (uint32_t first = 0; good && first < chunks; first += count) {
         count = (uint32_t)min_u64(chunks - first, 1 + sim_below(3));
-        good = fetch(t, restore, part->rank, first, count, image, part);
+        good = fetch(t, &reading, first, count);
     }
     if (good)
         model_check_image(id, part->rank, image, part->image_size, "a restore");
