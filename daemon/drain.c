@@ -493,7 +493,6 @@ static void slot_fetched(struct holding_request *request) {
     slot->buffer = request->buffer;
     if (request->result) {
         drain->in_flight--;
-        drain->lane->writes--;
         slot->used = false;
         drain->encoding = false;
         if (drain->state == DRAIN_ABANDONING)
@@ -502,6 +501,7 @@ static void slot_fetched(struct holding_request *request) {
             drain_error(drain, request->result, &request->problem);
         return;
     }
+    drain->lane->writes++;
     if (drain->state == DRAIN_ABANDONING) {
         drain->encoding = false;
         slot_over(slot);
@@ -544,12 +544,12 @@ static void drain_write(struct drain *drain) {
         slot->index = drain->next++;
         slot->op = LOOP_OP_INIT;
         drain->in_flight++;
-        lane->writes++;
         drain->encoding = !in_memory || lane->config.codec != CODEC_RAW;
         if (in_memory) {
+            lane->writes++;
             slot->buffer = pool_buffer_ref(part->chunks[slot->index].buffer);
             slot_start(slot);
-        } else {
+        } else { /* it counts as a write when it has come: it may wait for memory that another drain's writes free */
             slot->fetch = (struct holding_request){.index = slot->index, .fn = slot_fetched};
             holding_get(drain->holding, &slot->fetch);
         }
