@@ -176,6 +176,8 @@ static void drains_advance(struct part *part) {
 }
 
 static void release_reservation(struct part *part) {
+    if (part->windowed)
+        part->server->windowed -= part->reserved;
     if (part->reserved)
         pool_release(part->server->pool, part->reserved);
     part->reserved = 0;
@@ -425,7 +427,11 @@ int part_new(struct version *version, const struct part_options *options, struct
     uint64_t whole =
         size > server->config->chunk_size ? align_chunk(size, server->config->chunk_size) : pool_bytes(size);
     uint64_t reserve = min_u64(whole, usage.limit);
-    if (!pool_reserve(server->pool, reserve))
+    /* Fetches count, too: a capture that waits for their memory while they wait for its would wait for
+     * ever. Not for an image larger than the pool, which gives each chunk back as soon as it is written. */
+    bool windowed = pool_bytes(size) > usage.limit;
+    if ((!windowed && usage.reserved + server->fetching + reserve > usage.limit && server->fetching) ||
+        !pool_reserve(server->pool, reserve))
         return PART_E_BUSY;
 
     struct part *part = calloc(1, sizeof *part);
@@ -467,7 +473,8 @@ int part_new(struct version *version, const struct part_options *options, struct
     for (uint32_t i = 0; i < part->chunk_count; i++)
         part->chunks[i].length = (uint32_t)min_u64(chunk_size, size - chunk_offset(part, i));
     part->reserved = reserve;
-    part->windowed = pool_bytes(size) > usage.limit;
+    part->windowed = windowed;
+    server->windowed += windowed ? reserve : 0;
     part->urgent = options->urgent;
     part->push = options->set->push;
     part->check = options->check && !part->push;

@@ -291,16 +291,32 @@ static int holding_of(struct restore *restore, uint32_t rank, struct holding **r
 
 static void chunk_came(struct holding_request *request);
 
+static void fetches_begin(struct server *server);
+
+static void room_came(struct pool_waiter *waiter) { fetches_begin(CONTAINER_OF(waiter, struct server, fetch_waiter)); }
+
 /* What is fetched or leased stays below half of the pool, all clients together: fetches that wait
- * for each other's memory would wait for ever, and captures need the other half. The others wait
- * here, in order, until leases are released or their deadlines pass. */
-static void fetches_begin(struct server *server) {
-    struct fetch *fetch;
+ * for each other's memory would wait for ever, and captures need the other half. Nor is it what was
+ * promised to captures that are under way, for these would wait for the fetch and it for them. */
+static bool has_room(struct server *server, const struct fetch *fetch) {
     struct pool_usage usage;
     pool_get_usage(server->pool, &usage);
+    if (server->fetching && server->fetching + fetch->bytes > usage.limit / 2)
+        return false;
+    uint64_t promised = usage.reserved - server->windowed;
+    return !promised || promised + server->fetching + fetch->bytes <= usage.limit;
+}
+
+/* Those for which there is no room wait, in order, until leases are released, captures are durable, or
+ * their deadlines pass. */
+static void fetches_begin(struct server *server) {
+    struct fetch *fetch;
     while ((fetch = TAILQ_FIRST(&server->fetches))) {
-        if (server->fetching && server->fetching + fetch->bytes > usage.limit / 2)
+        if (!has_room(server, fetch)) {
+            server->fetch_waiter.fn = room_came;
+            pool_wait(server->pool, &server->fetch_waiter);
             return;
+        }
         TAILQ_REMOVE(&server->fetches, fetch, queue_link);
         fetch->waiting = false;
         server->fetching += fetch->bytes;
@@ -313,11 +329,16 @@ static void fetches_begin(struct server *server) {
     }
 }
 
+static void fetching_less(struct server *server, uint64_t bytes) {
+    server->fetching -= bytes;
+    pool_release(server->pool, 0); /* saves may wait for just this */
+    fetches_begin(server);
+}
+
 static void lease_drop(struct restore *restore, struct lease *lease) {
     for (uint32_t i = 0; i < lease->count; i++)
         pool_buffer_unref(lease->buffers[i]);
-    restore->server->fetching -= lease->bytes;
-    fetches_begin(restore->server);
+    fetching_less(restore->server, lease->bytes);
     TAILQ_REMOVE(&restore->leases, lease, link);
     restore->lease_count--;
     free(lease);
@@ -327,8 +348,7 @@ static void fetch_drop(struct fetch *fetch) {
     for (uint32_t i = 0; i < fetch->count; i++)
         if (fetch->requests[i].buffer)
             pool_buffer_unref(fetch->requests[i].buffer);
-    fetch->restore->server->fetching -= fetch->bytes;
-    fetches_begin(fetch->restore->server);
+    fetching_less(fetch->restore->server, fetch->bytes);
 }
 
 static void fetch_refuse(struct fetch *fetch, enum code code, const struct problem *problem) {
@@ -396,6 +416,7 @@ static void fetch_cancel(struct fetch *fetch) {
         TAILQ_REMOVE(&fetch->restore->server->fetches, fetch, queue_link);
         fetch->waiting = false;
         fetch->left = 0; /* none has begun */
+        fetches_begin(fetch->restore->server);
         return;
     }
     for (uint32_t i = 0; i < fetch->count; i++)

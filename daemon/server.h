@@ -72,7 +72,9 @@ struct server {
     struct session_list sessions;
     uint32_t session_count;
     uint64_t fetching;          /* bytes of the pool in fetches and leases */
+    uint64_t windowed;          /* bytes reserved for an image larger than the pool, which makes do with less */
     struct fetch_queue fetches; /* those that wait for room among them */
+    struct pool_waiter fetch_waiter;
     struct server_counters counters;
     char host[256], boot_id[40];
     uid_t uid;
