@@ -183,21 +183,32 @@ static bool only_waiting(struct version *version, uint32_t lane_index) {
     return true;
 }
 
-/* More versions of one job wait than allowed: the oldest that has not begun goes, all its parts together. */
-static void enforce_backlog(struct lane *lane, uint32_t index, struct part *newest) {
+static bool waits(struct version *version, uint32_t lane_index, bool *ret_urgent) {
+    struct part *part;
+    bool found = false;
+    TAILQ_FOREACH(part, &version->parts, link)
+    if (part->drains[lane_index] && part->drains[lane_index]->state == DRAIN_WAITING) {
+        found = true;
+        *ret_urgent = *ret_urgent || part->urgent;
+    }
+    return found;
+}
+
+/* More versions of one job wait than allowed: the oldest that has not begun goes, all its parts together.
+ * Not the newest, though a slower rank's part of an older one may come after it. */
+static void enforce_backlog(struct lane *lane, uint32_t index, struct part *arrived) {
     uint32_t versions = 0;
-    struct version *last = NULL, *victim = NULL;
-    struct drain *drain;
-    TAILQ_FOREACH(drain, &lane->waiting, link) {
-        struct version *version = drain->part->version;
-        if (version->job != newest->version->job || version == last)
+    struct version *version, *newest = NULL, *victim = NULL;
+    TAILQ_FOREACH(version, &arrived->version->job->versions, link) {
+        bool urgent = false;
+        if (!waits(version, index, &urgent))
             continue;
-        last = version;
         versions++;
-        if (!victim && version != newest->version && !drain->part->urgent && only_waiting(version, index))
+        newest = version;
+        if (!victim && version != arrived->version && !urgent && only_waiting(version, index))
             victim = version;
     }
-    if (versions <= lane->config.backlog || !victim)
+    if (versions <= lane->config.backlog || !victim || victim == newest)
         return;
     struct part *part;
     version_superseded(victim, index);
