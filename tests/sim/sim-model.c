@@ -31,6 +31,7 @@ static struct promise promises[PROMISES_MAX];
 static size_t promise_count;
 static struct run runs[RUNS_MAX];
 static size_t run_count;
+static uint64_t failures_at_launch;
 
 struct save *model_save(struct version_id id, uint32_t rank, uint32_t world, int node, const void *image,
                         uint64_t image_size) {
@@ -60,6 +61,8 @@ bool model_newest_global(struct version_id *ret_id) {
     return found;
 }
 
+void model_launch(void) { failures_at_launch = sim.failures; }
+
 static uint64_t greatest_generation(void) {
     uint64_t greatest = 0;
     for (size_t i = 0; i < run_count; i++)
@@ -76,7 +79,7 @@ static void check_same(const struct run *run, uint64_t generation, bool resumes,
               (unsigned long long)resume.generation, (unsigned long long)resume.step);
 }
 
-void model_opened(const char *run_id, uint64_t generation, bool resumes, struct version_id resume, bool warned) {
+void model_opened(const char *run_id, uint64_t generation, bool resumes, struct version_id resume) {
     for (size_t i = 0; i < run_count; i++)
         if (strcmp(runs[i].run_id, run_id) == 0) {
             check_same(&runs[i], generation, resumes, resume);
@@ -85,7 +88,8 @@ void model_opened(const char *run_id, uint64_t generation, bool resumes, struct 
     SIM_CHECK(generation > greatest_generation(), "generations increase", "run %s got generation %llu", run_id,
               (unsigned long long)generation);
     struct version_id newest;
-    if (model_newest_global(&newest) && !warned)
+    bool failed = sim.failures != failures_at_launch; /* what cannot be read is passed over */
+    if (model_newest_global(&newest) && !failed)
         SIM_CHECK(resumes && version_compare(resume, newest) >= 0, "a run resumes from what was reported durable",
                   "run %s resumes from %llu/%llu, but %llu/%llu was GLOBAL", run_id,
                   (unsigned long long)resume.generation, (unsigned long long)resume.step,

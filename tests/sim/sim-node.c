@@ -132,10 +132,27 @@ void node_check_idle(int number) {
     SIM_CHECK(!usage.reserved && usage.used == usage.cached, "the pool balances when idle",
               "node %d: %llu bytes reserved, %llu used, %llu cached", number, (unsigned long long)usage.reserved,
               (unsigned long long)usage.used, (unsigned long long)usage.cached);
-    SIM_CHECK(!server->fetching && TAILQ_EMPTY(&server->fetches), "counts balance when idle",
+    SIM_CHECK(!server->fetching && !server->windowed && TAILQ_EMPTY(&server->fetches), "counts balance when idle",
               "node %d: %llu bytes in fetches and leases", number, (unsigned long long)server->fetching);
     SIM_CHECK(!server->session_count, "counts balance when idle", "node %d: %u sessions", number,
               server->session_count);
     TAILQ_FOREACH(lane, &server->lanes, link)
     check_lane(number, lane);
+}
+
+void node_describe(int number) {
+    const struct node *node = &nodes[number];
+    struct lane *lane;
+    struct pool_usage usage;
+    if (!node->up)
+        return;
+    pool_get_usage(node->server->pool, &usage);
+    fprintf(stderr, "node %d: %u sessions; of %llu bytes %llu reserved, %llu used, %llu cached, %llu in fetches\n",
+            number, node->server->session_count, (unsigned long long)usage.limit, (unsigned long long)usage.reserved,
+            (unsigned long long)usage.used, (unsigned long long)usage.cached,
+            (unsigned long long)node->server->fetching);
+    TAILQ_FOREACH(lane, &node->server->lanes, link)
+    fprintf(stderr, "node %d tier %s: %u parts pending, %u active, %u writes, %u urgent, %u stuck\n", number,
+            lane->config.name, lane->pending_parts, lane->active_count, lane->writes, lane->urgent,
+            lane->stuck_workers);
 }

@@ -97,6 +97,7 @@ static void start_run(int number, bool quiet, uint64_t size, uint32_t last_world
     snprintf(names[number], sizeof names[number], "run-%d", number);
     world = sim_chance(1, 2) && last_world ? last_world : 1 + (uint32_t)sim_below(SIM_RANKS_MAX);
     uint32_t steps = 1 + (uint32_t)sim_below(8);
+    model_launch();
     for (uint32_t i = 0; i < world; i++)
         trainers[i] = trainer_start(&(struct trainer_options){.run_id = names[number],
                                                               .rank = i,

@@ -48,6 +48,7 @@ static int fails(const struct sim_tier *tier, const char *operation, const char 
         r = -ENOSPC;
     else if (sim_below(10000) < sim.weather.eio)
         r = -EIO;
+    sim.failures += r != 0;
     if (r)
         sim_note("disk %s: %s of %s by node %d fails: %s", disk_name(tier->disk), operation, path, tier->node,
                  strerror(-r));

@@ -203,7 +203,7 @@ static bool open_job(struct trainer *t) {
     t->resumes = opened->flags & OPENED_HAS_RESUME;
     t->resume = (struct version_id){opened->resume_generation, opened->resume_step};
     say(t, "opened generation", (long long)t->generation);
-    model_opened(t->options.run_id, t->generation, t->resumes, t->resume, t->message.tail_length > 0);
+    model_opened(t->options.run_id, t->generation, t->resumes, t->resume);
     t->word = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, t->packet.fd, 0);
     if (t->word == MAP_FAILED)
         abort();

@@ -96,6 +96,8 @@ void sim_fail(const char *invariant, const char *format, ...) {
     uint64_t first = note_count > NOTES_KEPT ? note_count - NOTES_KEPT : 0;
     for (uint64_t i = first; i < note_count; i++)
         fprintf(stderr, "%s\n", notes[i % NOTES_KEPT]);
+    for (int i = 0; i < node_count; i++)
+        node_describe(i);
     fprintf(stderr, "seed %llu, step %llu%s%s\nbroken: %s\n", (unsigned long long)sim.seed,
             (unsigned long long)sim.steps, *sim.bug ? ", planted " : "", sim.bug, invariant);
     va_list arguments;

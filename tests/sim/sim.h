@@ -32,9 +32,10 @@ struct sim {
     uint64_t seed, random[4];
     uint64_t now_ns, wall_ns;
     uint64_t steps;
-    uint64_t digest; /* of all events */
-    int node;        /* whose code runs now, or SIM_OUTSIDE */
-    const char *bug; /* a planted one, or "" */
+    uint64_t digest;   /* of all events */
+    uint64_t failures; /* that tiers were made to have */
+    int node;          /* whose code runs now, or SIM_OUTSIDE */
+    const char *bug;   /* a planted one, or "" */
     bool verbose;
     struct sim_weather weather;
 };
@@ -152,6 +153,8 @@ void node_power(int number); /* and the kernel with it; trainers are the operato
 void node_terminate(int number);
 /* Nothing is left that was reserved, queued or in flight. */
 void node_check_idle(int number);
+/* For the report of a failure. */
+void node_describe(int number);
 
 /* ---- the model: sim-model.c ---- */
 
@@ -170,8 +173,9 @@ struct save *model_save(struct version_id id, uint32_t rank, uint32_t world, int
                         uint64_t image_size);
 /* A trainer was told so. */
 void model_durable(struct version_id id, uint32_t rank, int node, enum level level, bool whole);
-/* `warned`: the daemon said that it passed a newer version over. */
-void model_opened(const char *run_id, uint64_t generation, bool resumes, struct version_id resume, bool warned);
+/* A run is launched: from now on its decision may be made. */
+void model_launch(void);
+void model_opened(const char *run_id, uint64_t generation, bool resumes, struct version_id resume);
 /* Bytes that a read returned as this part. */
 void model_check_image(struct version_id id, uint32_t rank, const void *image, uint64_t size, const char *where);
 /* The newest version that was reported as complete on the parallel tier. */
