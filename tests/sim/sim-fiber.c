@@ -36,27 +36,37 @@ static void fiber_main(void) {
     abort();
 }
 
-struct fiber *fiber_new(int owner, fiber_fn fn, void *argument) {
+static struct fiber *fiber_take(void) {
     struct fiber *fiber = TAILQ_FIRST(&spare);
     if (fiber) {
         TAILQ_REMOVE(&spare, fiber, link);
-    } else {
-        fiber = calloc(1, sizeof *fiber);
-        assert(fiber);
-        fiber->stack = mmap(NULL, STACK_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
-        assert(fiber->stack != MAP_FAILED);
+        return fiber;
     }
+    fiber = calloc(1, sizeof *fiber);
+    assert(fiber);
+    fiber->stack = mmap(NULL, STACK_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+    assert(fiber->stack != MAP_FAILED);
+    return fiber;
+}
+
+/* Apart, since getcontext() may return twice in the eyes of a compiler. */
+static void fiber_prepare(struct fiber *fiber) {
+    getcontext(&fiber->context);
+    fiber->context.uc_stack.ss_sp = fiber->stack;
+    fiber->context.uc_stack.ss_size = STACK_SIZE;
+    fiber->context.uc_link = NULL;
+    makecontext(&fiber->context, fiber_main, 0);
+}
+
+struct fiber *fiber_new(int owner, fiber_fn fn, void *argument) {
+    struct fiber *fiber = fiber_take();
     fiber->fn = fn;
     fiber->argument = argument;
     fiber->owner = owner;
     fiber->wake_ns = 0;
     fiber->fd = -1;
     fiber->over = false;
-    getcontext(&fiber->context);
-    fiber->context.uc_stack.ss_sp = fiber->stack;
-    fiber->context.uc_stack.ss_size = STACK_SIZE;
-    fiber->context.uc_link = NULL;
-    makecontext(&fiber->context, fiber_main, 0);
+    fiber_prepare(fiber);
     TAILQ_INSERT_TAIL(&fibers, fiber, link);
     return fiber;
 }

@@ -9,6 +9,7 @@
 #define RUNS_MAX 5
 
 static struct trainer *trainers[SIM_RANKS_MAX];
+static struct trainer_options options; /* of the run's ranks */
 static uint32_t world;
 static bool over;
 
@@ -70,6 +71,17 @@ static void terminate(int node) {
     SIM_CHECK(!nodes[node].up, "a daemon stops within its grace", "node %d", node);
 }
 
+/* One rank is started again, in the same run: as `srun --kill-on-bad-exit=0` and a supervisor do. */
+static void restart_rank(uint32_t rank) {
+    trainer_kill(trainers[rank]);
+    if (trainer_closing(trainers[rank]))
+        return;
+    pause_ms(sim_below(500));
+    options.rank = rank;
+    options.node = (int)rank % node_count;
+    trainers[rank] = trainer_start(&options);
+}
+
 static void break_something(void) {
     int node = (int)sim_below((uint64_t)node_count);
     uint64_t what = sim_below(10);
@@ -83,8 +95,10 @@ static void break_something(void) {
         blackout();
     } else if (what < 8) {
         terminate(node);
-    } else {
+    } else if (what < 9) {
         trainer_kill(trainers[sim_below(world)]);
+    } else {
+        restart_rank((uint32_t)sim_below(world));
     }
     model_check_tiers();
     if (sim_chance(1, 2))
@@ -96,16 +110,14 @@ static void start_run(int number, bool quiet, uint64_t size, uint32_t last_world
     static char names[RUNS_MAX][16];
     snprintf(names[number], sizeof names[number], "run-%d", number);
     world = sim_chance(1, 2) && last_world ? last_world : 1 + (uint32_t)sim_below(SIM_RANKS_MAX);
-    uint32_t steps = 1 + (uint32_t)sim_below(8);
+    options = (struct trainer_options){
+        .run_id = names[number], .world = world, .steps = 1 + (uint32_t)sim_below(8), .size = size, .quiet = quiet};
     model_launch();
-    for (uint32_t i = 0; i < world; i++)
-        trainers[i] = trainer_start(&(struct trainer_options){.run_id = names[number],
-                                                              .rank = i,
-                                                              .world = world,
-                                                              .node = (int)i % node_count,
-                                                              .steps = steps,
-                                                              .size = size,
-                                                              .quiet = quiet});
+    for (uint32_t i = 0; i < world; i++) {
+        options.rank = i;
+        options.node = (int)i % node_count;
+        trainers[i] = trainer_start(&options);
+    }
 }
 
 static void run_one(int number, bool quiet, uint64_t size) {

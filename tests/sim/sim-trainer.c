@@ -282,6 +282,11 @@ static bool restore_part(struct trainer *t, uint32_t restore, struct version_id 
     return good;
 }
 
+static bool prefetch(struct trainer *t, uint32_t number) {
+    const struct message_prefetch message = {.restore = number, .rank = UINT32_MAX};
+    return ask(t, MESSAGE_PREFETCH, &message, PROMPT_MS) == MESSAGE_OK;
+}
+
 /* False: the daemon is gone. */
 static bool restore(struct trainer *t, uint32_t which) {
     const struct message_restore_open message = {.which = which, .timeout_ms = 60000};
@@ -312,6 +317,8 @@ static bool restore(struct trainer *t, uint32_t which) {
     int r = complete_read(text, opened.index_size, &complete, &problem);
     SIM_CHECK(r == 0, "the index of a restore is good", "%s", problem.text);
     bool good = true;
+    if (sim_chance(1, 3))
+        good = prefetch(t, opened.restore);
     for (uint32_t i = 0; good && i < complete.summary.world; i++)
         if (t->options.quiet || sim_chance(2, 3))
             good = restore_part(t, opened.restore, id, &complete.parts[i]);
@@ -408,6 +415,50 @@ static bool wait_level(struct trainer *t, uint64_t step, enum level level, bool 
     return true;
 }
 
+/* ---- questions ---- */
+
+/* What is listed as durable was reported so, or lies in the tiers: a look at them decides. */
+static bool ask_durable(struct trainer *t) {
+    const struct message_last_durable message = {.level = LEVEL_GLOBAL};
+    if (ask(t, MESSAGE_LAST_DURABLE, &message, PROMPT_MS) != MESSAGE_DURABLE)
+        return false;
+    const struct message_durable *durable = t->message.body;
+    struct version_id id = {durable->generation, durable->step};
+    if (durable->found)
+        model_durable(id, t->options.rank, t->options.node, LEVEL_GLOBAL, true);
+    return true;
+}
+
+static bool ask_versions(struct trainer *t) {
+    uint16_t answer = ask(t, MESSAGE_VERSIONS, &(struct message_empty){0}, TIERS_MS);
+    if (answer == MESSAGE_ERROR)
+        refused(t, "versions are refused");
+    if (answer != MESSAGE_VERSIONS_ARE)
+        return answer != 0;
+    const struct message_versions_are *versions = t->message.body;
+    struct version_record record;
+    for (uint32_t i = 0; i < versions->count; i++) {
+        if (pread(t->packet.fd, &record, sizeof record, (off_t)(i * sizeof record)) != sizeof record)
+            abort();
+        if (record.levels & 1u << LEVEL_GLOBAL)
+            model_durable((struct version_id){record.generation, record.step}, 0, t->options.node, LEVEL_GLOBAL, true);
+    }
+    return true;
+}
+
+static bool ask_something(struct trainer *t) {
+    switch (sim_below(12)) {
+    case 0:
+        return ask_durable(t);
+    case 1:
+        return ask_versions(t);
+    case 2:
+        return ask(t, MESSAGE_STATUS, &(struct message_empty){0}, PROMPT_MS) == MESSAGE_STATUS_IS;
+    default:
+        return true;
+    }
+}
+
 /* ---- life ---- */
 
 static bool come_in(struct trainer *t) {
@@ -426,7 +477,14 @@ static bool step_once(struct trainer *t, uint64_t step) {
         return false;
     if (t->options.quiet && step == t->options.steps)
         return wait_level(t, step, LEVEL_GLOBAL, true);
-    return !sim_chance(1, 12) || restore(t, RESTORE_LATEST);
+    return ask_something(t) && (!sim_chance(1, 12) || restore(t, RESTORE_LATEST));
+}
+
+/* A step that no daemon was told of. */
+static bool missed(struct trainer *t, uint64_t step) {
+    const struct message_missed message = {.step = step};
+    say(t, "has missed step", (long long)step);
+    return ask(t, MESSAGE_MISSED, &message, PROMPT_MS) == MESSAGE_OK;
 }
 
 static void live(void *argument) {
@@ -441,10 +499,11 @@ static void live(void *argument) {
         if (!in)
             break;
         t->restored = true;
-        in = step_once(t, step);
+        in = t->options.quiet || !sim_chance(1, 20) ? step_once(t, step) : missed(t, step);
         if (!in && sim_chance(1, 2))
             step--; /* once more, with other bytes */
     }
+    t->closing = true;
     t->failed = !in || ask(t, MESSAGE_CLOSE, &(struct message_empty){0}, PROMPT_MS) != MESSAGE_OK;
     SIM_CHECK(!t->failed || !t->options.quiet, "without faults everything succeeds", "rank %u of %s lost its daemon",
               t->options.rank, t->options.run_id);
@@ -469,6 +528,7 @@ struct trainer *trainer_start(const struct trainer_options *options) {
 }
 
 bool trainer_over(const struct trainer *t) { return !t->fiber; }
+bool trainer_closing(const struct trainer *t) { return t->closing; }
 bool trainer_failed(const struct trainer *t) { return t->failed; }
 
 void trainer_kill(struct trainer *t) {

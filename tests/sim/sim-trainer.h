@@ -15,7 +15,7 @@
 struct trainer {
     struct trainer_options options;
     struct fiber *fiber; /* NULL: over */
-    bool failed, restored;
+    bool failed, restored, closing;
     uint32_t pid;
     int fd;
     uint32_t serial;

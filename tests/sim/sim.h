@@ -199,7 +199,8 @@ struct trainer_options {
 struct trainer;
 struct trainer *trainer_start(const struct trainer_options *options);
 bool trainer_over(const struct trainer *trainer);
-bool trainer_failed(const struct trainer *trainer); /* over, but not done */
+bool trainer_closing(const struct trainer *trainer); /* its run may have ended with it */
+bool trainer_failed(const struct trainer *trainer);  /* over, but not done */
 void trainer_kill(struct trainer *trainer);
 
 void operator_start(void);
