@@ -50,14 +50,17 @@ void model_durable(struct version_id id, uint32_t rank, int node, enum level lev
     promises[promise_count++] = (struct promise){.id = id, .rank = rank, .node = node, .level = level, .whole = whole};
 }
 
-bool model_newest_global(struct version_id *ret_id) {
+/* The newest version that whoever decides must know of: what is GLOBAL; what is LOCAL if there is one node. */
+static bool newest_reported(struct version_id *ret_id) {
     bool found = false;
-    for (size_t i = 0; i < promise_count; i++)
-        if (promises[i].whole && promises[i].level == LEVEL_GLOBAL &&
-            (!found || version_compare(promises[i].id, *ret_id) > 0)) {
-            *ret_id = promises[i].id;
+    for (size_t i = 0; i < promise_count; i++) {
+        const struct promise *promise = &promises[i];
+        bool known = promise->whole && !promise->void_ && (promise->level == LEVEL_GLOBAL || node_count == 1);
+        if (known && (!found || version_compare(promise->id, *ret_id) > 0)) {
+            *ret_id = promise->id;
             found = true;
         }
+    }
     return found;
 }
 
@@ -89,9 +92,9 @@ void model_opened(const char *run_id, uint64_t generation, bool resumes, struct 
               (unsigned long long)generation);
     struct version_id newest;
     bool failed = sim.failures != failures_at_launch; /* what cannot be read is passed over */
-    if (model_newest_global(&newest) && !failed)
+    if (newest_reported(&newest) && !failed)
         SIM_CHECK(resumes && version_compare(resume, newest) >= 0, "a run resumes from what was reported durable",
-                  "run %s resumes from %llu/%llu, but %llu/%llu was GLOBAL", run_id,
+                  "run %s resumes from %llu/%llu, but %llu/%llu was durable", run_id,
                   (unsigned long long)resume.generation, (unsigned long long)resume.step,
                   (unsigned long long)newest.generation, (unsigned long long)newest.step);
     assert(run_count < RUNS_MAX);

@@ -112,6 +112,18 @@ void node_terminate(int number) {
     (void)!write(nodes[number].signal_fd, &(uint64_t){1}, 8);
 }
 
+void node_check(int number) {
+    const struct node *node = &nodes[number];
+    struct pool_usage usage;
+    if (!node->up)
+        return;
+    pool_get_usage(node->server->pool, &usage);
+    bool bounded = usage.reserved <= usage.limit && usage.allocated <= usage.limit && usage.used <= usage.allocated &&
+                   usage.cached <= usage.used && node->server->windowed <= usage.reserved;
+    SIM_CHECK(bounded, "the pool keeps its bounds", "node %d: %llu bytes reserved, %llu used, %llu cached", number,
+              (unsigned long long)usage.reserved, (unsigned long long)usage.used, (unsigned long long)usage.cached);
+}
+
 static void check_lane(int number, const struct lane *lane) {
     bool idle = TAILQ_EMPTY(&lane->waiting) && TAILQ_EMPTY(&lane->active) && !lane->active_count && !lane->writes &&
                 !lane->urgent && !lane->pending_bytes && !lane->pending_parts && !lane->stuck_workers;

@@ -137,6 +137,8 @@ static void run_seed(uint64_t seed) {
     operator_start();
     while (!operator_over()) {
         SIM_CHECK(sim_step(), "something goes on until the end", "nothing will happen any more");
+        for (int i = 0; i < node_count; i++)
+            node_check(i);
         SIM_CHECK(sim.steps < STEPS_MAX, "a run ends", "it goes on and on");
     }
     digest_add(sim.random, sizeof sim.random);

@@ -151,6 +151,8 @@ void node_start(int number);
 void node_kill(int number);  /* the daemon only */
 void node_power(int number); /* and the kernel with it; trainers are the operator's to end */
 void node_terminate(int number);
+/* After every event: bounds that hold at any time. */
+void node_check(int number);
 /* Nothing is left that was reserved, queued or in flight. */
 void node_check_idle(int number);
 /* For the report of a failure. */
@@ -178,8 +180,6 @@ void model_launch(void);
 void model_opened(const char *run_id, uint64_t generation, bool resumes, struct version_id resume);
 /* Bytes that a read returned as this part. */
 void model_check_image(struct version_id id, uint32_t rank, const void *image, uint64_t size, const char *where);
-/* The newest version that was reported as complete on the parallel tier. */
-bool model_newest_global(struct version_id *ret_id);
 /* Is there a complete copy where this node can read it? */
 bool model_reachable(struct version_id id, int node);
 /* Everything that lies in all tiers, against what was reported and what was saved. */
