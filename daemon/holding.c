@@ -239,7 +239,7 @@ static void read_run(struct loop_op *op) {
     request->result = catalog_read_chunk(&copy->file, &copy->manifest, request->index, request->buffer->data, decoded,
                                          &request->problem);
     if (!request->result)
-        memset(request->buffer->data + request->length, 0, request->buffer->size - request->length);
+        memset(request->buffer->data + request->length, 0, align_up(request->length, POOL_PAGE) - request->length);
     free(decoded);
 }
 
@@ -364,8 +364,11 @@ static void holding_start(struct holding_request *request) {
                                             holding->rank, holding->slot_count, request->index + 1));
         return;
     }
-    request->length = holding->copy->manifest.chunks[request->index].raw_length;
-    int r = pool_alloc(holding_server(holding)->pool, request->length, &request->buffer);
+    const struct manifest *manifest = &holding->copy->manifest;
+    request->length = manifest->chunks[request->index].raw_length;
+    /* Whole places, as in captures. */
+    uint32_t size = manifest->chunk_count > 1 ? manifest->summary.chunk_size : request->length;
+    int r = pool_alloc(holding_server(holding)->pool, size, &request->buffer);
     if (r == POOL_E_FULL) {
         pool_wait(holding_server(holding)->pool, &request->waiter);
         return;

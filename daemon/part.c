@@ -97,7 +97,7 @@ static int capture_chunk(struct part *part, uint32_t index, uint8_t *scratch) {
         if (r)
             return r;
     }
-    memset(chunk->buffer->data + chunk->length, 0, chunk->buffer->size - chunk->length);
+    memset(chunk->buffer->data + chunk->length, 0, align_up(chunk->length, POOL_PAGE) - chunk->length);
     digest_fold(leaves, leaf_count, &chunk->digest);
     return 0;
 }
@@ -368,7 +368,10 @@ void part_capture_next(struct part *part) {
     uint32_t most = part->push ? 1 : CAPTURE_CHUNKS;
     while (capture->count < most && capture->first + capture->count < part->chunk_count) {
         struct chunk *chunk = &part->chunks[capture->first + capture->count];
-        if (!chunk->buffer && pool_alloc(part->server->pool, chunk->length, &chunk->buffer) != 0)
+        /* Also the last chunk gets a whole one's place, as was reserved: odd pieces would leave gaps in
+         * the pool that together have the room for a chunk, and yet none fits. */
+        uint32_t size = part->chunk_count > 1 ? part->chunk_size : chunk->length;
+        if (!chunk->buffer && pool_alloc(part->server->pool, size, &chunk->buffer) != 0)
             break;
         capture->count++;
     }
@@ -429,7 +432,7 @@ int part_new(struct version *version, const struct part_options *options, struct
     uint64_t reserve = min_u64(whole, usage.limit);
     /* Fetches count, too: a capture that waits for their memory while they wait for its would wait for
      * ever. Not for an image larger than the pool, which gives each chunk back as soon as it is written. */
-    bool windowed = pool_bytes(size) > usage.limit;
+    bool windowed = whole > usage.limit;
     if ((!windowed && usage.reserved + server->fetching + reserve > usage.limit && server->fetching) ||
         !pool_reserve(server->pool, reserve))
         return PART_E_BUSY;
