@@ -361,9 +361,20 @@ static void drain_begin(struct drain *drain) {
     loop_work(lane->server->loop, &drain->op, lane->group, begin_run, begin_done);
 }
 
+/* Parts that are durable elsewhere may have left memory: reading them back takes room, which the others'
+ * drains make. So these do not wait for the turns of those. */
+static bool has_turn(const struct drain *drain) {
+    const struct lane *lane = drain->lane;
+    const struct drain *other;
+    uint32_t before = 0;
+    TAILQ_FOREACH(other, &lane->active, link)
+    before += drain->part->durable || !other->part->durable;
+    return before < active_limit(lane);
+}
+
 /* An urgent drain begins whatever else is active: those that are write nothing as long as it waits. */
 static bool may_begin(const struct drain *drain) {
-    bool room = drain->lane->active_count < active_limit(drain->lane) || drain->part->urgent;
+    bool room = has_turn(drain) || drain->part->urgent;
     return room && drain->part->captured && !part_pointless(drain->part);
 }
 
