@@ -174,7 +174,7 @@ int main(int argc, char **argv) {
         r = server_new(loop, &config, &log, &options, &server, &problem);
     if (r < 0) {
         listener_deinit(&listener);
-        return fail(r == -EINVAL || r == -ENOTSUP ? EXIT_USAGE : EXIT_FAILURE, &problem, r);
+        _exit(fail(r == -EINVAL || r == -ENOTSUP ? EXIT_USAGE : EXIT_FAILURE, &problem, r)); /* as at the end */
     }
     log_info(&log, "ckptd " CKPTD_VERSION " serves %s pid=%d loop=%s config=%s", listener.path, getpid(),
              loop_name(loop), config.file[0] ? config.file : "defaults");

@@ -260,6 +260,8 @@ static void test_example(void **state) {
     parse_good(text, &config);
     parse_good("", &defaults);
     assert_int_equal(config.tier_count, 1);
+    assert_int_not_equal(config.tiers[0].line, 0);
+    config.tiers[0].line = 0; /* the default comes from no line */
     assert_memory_equal(&config.tiers[0], &defaults.tiers[0], sizeof config.tiers[0]);
     assert_int_equal(config.pool_percent, defaults.pool_percent);
 
