@@ -185,6 +185,34 @@ static int remove_with_files(const struct sweep *sweep, const char *directory, c
     return r ? tier_problem(sweep->problem, sweep->tier, r, "remove", directory) : 0;
 }
 
+static bool ends_in(const char *name, const char *suffix) {
+    size_t length = strlen(name), suffix_length = strlen(suffix);
+    return length >= suffix_length && strcmp(name + length - suffix_length, suffix) == 0;
+}
+
+/* Promises go before what they promise, and for good: after a crash some of what was unlinked may be
+ * there again, a pin among it, and what is put back for its sake must not be listed without its data. */
+static int remove_trash(const struct sweep *sweep, const char *trash, const struct tier_entries *entries) {
+    static const char *const promises[] = {"complete.json", ".json"};
+    for (size_t k = 0; k < ARRAY_SIZE(promises); k++) {
+        bool removed = false;
+        for (size_t i = 0; i < entries->count; i++) {
+            if (!ends_in(entries->items[i].name, promises[k]))
+                continue;
+            int r = unlink_entry(sweep, trash, &entries->items[i]);
+            if (r)
+                return r;
+            removed = true;
+        }
+        int r = removed ? tier_sync_directory(sweep->tier, trash) : 0;
+        if (r == -ENOENT)
+            return 0; /* somebody else empties it, too */
+        if (r)
+            return tier_problem(sweep->problem, sweep->tier, r, "sync the directory", trash);
+    }
+    return remove_with_files(sweep, trash, entries);
+}
+
 static int consider_trash(const struct sweep *sweep, const struct tier_entry *entry, struct version_id version,
                           int64_t before_ns) {
     if (entry->mtime_ns > before_ns)
@@ -200,7 +228,7 @@ static int consider_trash(const struct sweep *sweep, const struct tier_entry *en
         return tier_problem(sweep->problem, sweep->tier, r, "list", trash);
     if (pin_holds(sweep->tier, trash, &entries))
         return put_back(sweep, trash, version);
-    return remove_with_files(sweep, trash, &entries);
+    return remove_trash(sweep, trash, &entries);
 }
 
 static int empty_old_trash(const struct sweep *sweep, uint64_t grace_ms) {
@@ -313,5 +341,5 @@ int retention_remove(struct tier *tier, const char *job, struct version_id versi
     r = tier_list(tier, trash, &entries);
     if (r)
         return r < 0 ? tier_problem(problem, tier, r, "list", trash) : 0;
-    return remove_with_files(&sweep, trash, &entries);
+    return remove_trash(&sweep, trash, &entries);
 }
