@@ -40,7 +40,7 @@ void node_init(int number, bool has_local) {
         .codec_threads = 1,
         .stop_grace_ms = 30000,
         .idle_exit_ms = 600000,
-        .pool_size = SIM_CHUNK * (6 + sim_below(60)),
+        .pool_size = SIM_CHUNK * (4 + sim_below(50)),
         .chunk_size = SIM_CHUNK,
         .settle_ms = 30000,
         .takeover_ms = 60000,

@@ -120,10 +120,20 @@ static void start_run(int number, bool quiet, uint64_t size, uint32_t last_world
     }
 }
 
+/* By the clock, or by events: what happens in the few ms around a save is most of it. */
+static void look_on(void) {
+    uint64_t until = sim.steps + sim_below(600);
+    if (sim_chance(1, 2))
+        pause_ms(1 + sim_below(UINT64_C(1) << sim_below(13)));
+    else
+        while (sim.steps < until && !run_over())
+            fiber_pause();
+}
+
 static void run_one(int number, bool quiet, uint64_t size) {
     start_run(number, quiet, size, world);
     while (!run_over()) {
-        pause_ms(1 + sim_below(UINT64_C(1) << sim_below(13)));
+        look_on();
         if (run_over())
             break;
         if (!quiet && sim.weather.crashes && sim_chance(1, 2))
@@ -137,7 +147,7 @@ static void run_one(int number, bool quiet, uint64_t size) {
 static void operate(void *argument) {
     (void)argument;
     int runs = 1 + (int)sim_below(RUNS_MAX - 1);
-    uint64_t size = 500 + sim_below(UINT64_C(1) << (9 + sim_below(8)));
+    uint64_t size = 500 + sim_below(UINT64_C(1) << (9 + sim_below(9)));
     start_all_nodes();
     for (int i = 0; i < runs; i++) {
         run_one(i, false, size);

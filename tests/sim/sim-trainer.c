@@ -242,7 +242,8 @@ static bool fetch(struct trainer *t, const struct reading *reading, uint32_t fir
         .restore = reading->restore, .rank = part->rank, .first = first, .count = count, .timeout_ms = 20000};
     uint16_t answer = ask(t, MESSAGE_FETCH, &message, message.timeout_ms + PROMPT_MS);
     /* What is not the newest any more may go to the trash between the choice and the reading. */
-    if (answer == MESSAGE_ERROR && error_code(t) == CODE_E_NOT_FOUND && !model_reachable(reading->id, t->options.node))
+    bool lost = answer == MESSAGE_ERROR && (error_code(t) == CODE_E_NOT_FOUND || error_code(t) == CODE_E_DAMAGED);
+    if (lost && !model_reachable(reading->id, t->options.node))
         say(t, "is too late to fetch from step", (long long)reading->id.step);
     else if (answer == MESSAGE_ERROR)
         refused(t, "fetch is refused");
@@ -273,7 +274,7 @@ static bool restore_part(struct trainer *t, uint32_t restore, struct version_id 
     uint32_t chunks = (uint32_t)((part->image_size + part->chunk_size - 1) / part->chunk_size), count;
     bool good = true;
     for (uint32_t first = 0; good && first < chunks; first += count) {
-        count = (uint32_t)min_u64(chunks - first, 1 + sim_below(3));
+        count = (uint32_t)min_u64(chunks - first, 1 + sim_below(2));
         good = fetch(t, &reading, first, count);
     }
     if (good)
@@ -334,7 +335,7 @@ static bool restore(struct trainer *t, uint32_t which) {
 /* The memory may change after this. False: the daemon is gone. */
 static bool fence(struct trainer *t, struct save *save, uint16_t counter, bool check) {
     bool impatient = !t->options.quiet && sim_chance(1, 6);
-    uint64_t until_ns = impatient ? sim.now_ns + sim_below(2 * NANOSECONDS_PER_MS) : after_ms(600000);
+    uint64_t until_ns = impatient ? sim.now_ns + sim_below(600000) : after_ms(600000);
     bool there = true;
     if (sim_bug("early-change"))
         fill(t, sim_random());
@@ -389,7 +390,7 @@ static bool save(struct trainer *t, uint64_t step) {
     SIM_CHECK(saved->image_size == expected->image_size, "client and daemon see the same image", "%llu and %llu bytes",
               (unsigned long long)saved->image_size, (unsigned long long)expected->image_size);
     t->accepted = true;
-    if (sim_chance(1, 2))
+    if (sim_chance(1, 3))
         fiber_wait(after_ms(sim_below(30)), -1);
     return fence(t, expected, counter, check);
 }
