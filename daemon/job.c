@@ -3,13 +3,10 @@
 
 #include "daemon/part.h"
 #include "daemon/session.h"
-#include "tiers/claim.h"
 
 #include <errno.h>
 
 #define JOBS_IDLE_MAX 64 /* jobs nobody uses, kept for what they hold in memory */
-#define REVISIT_FIRST_NS (200 * NANOSECONDS_PER_MS)
-#define REVISIT_LAST_NS (60 * NANOSECONDS_PER_SECOND)
 #define LOOK_FIRST_NS (50 * NANOSECONDS_PER_MS)
 #define LOOK_LAST_NS (2 * NANOSECONDS_PER_SECOND)
 #define PUBLISH_OTHERS_NS (5 * NANOSECONDS_PER_SECOND)
@@ -141,110 +138,6 @@ static void sessions_changed(struct job *job) {
             session_job_changed(session);
 }
 
-/* ---- the run's heartbeat ---- */
-
-static void heartbeat_elapsed(struct loop_op *op);
-
-static void heartbeat_start(struct job *job) {
-    if (!job->sessions || loop_op_busy(&job->heartbeat_timer) || loop_op_busy(&job->heartbeat))
-        return;
-    job_ref(job);
-    loop_timer(job_loop(job), &job->heartbeat_timer,
-               loop_now(job_loop(job)) + CLAIM_TOUCH_INTERVAL_MS * NANOSECONDS_PER_MS, heartbeat_elapsed);
-}
-
-static void touch_run(struct loop_op *op) {
-    struct job *job = CONTAINER_OF(op, struct job, heartbeat);
-    op->result = claim_touch(job->lanes[job->decider]->tier, job->name, job->heartbeat_generation);
-}
-
-static void end_run(struct loop_op *op) {
-    struct job *job = CONTAINER_OF(op, struct job, heartbeat);
-    op->result = claim_end(job->lanes[job->decider]->tier, job->name, job->heartbeat_generation);
-}
-
-static void end_done(struct loop_op *op);
-
-/* Every rank said goodbye here: the next run need not wait for the heartbeat to lapse. */
-static void end_start(struct job *job) {
-    job->end_due = false;
-    job->heartbeat_generation = job->run.generation;
-    job_ref(job);
-    loop_work(job_loop(job), &job->heartbeat, job->lanes[job->decider]->group, end_run, end_done);
-}
-
-/* What the heartbeat's work leaves to be done next. */
-static void heartbeat_over(struct job *job) {
-    struct server *server = job->server;
-    if (job->end_due)
-        end_start(job);
-    else
-        heartbeat_start(job);
-    job_unref(job);
-    server_settled(server);
-}
-
-static void end_done(struct loop_op *op) { heartbeat_over(CONTAINER_OF(op, struct job, heartbeat)); }
-
-static void touch_done(struct loop_op *op) {
-    struct job *job = CONTAINER_OF(op, struct job, heartbeat);
-    if (op->result) {
-        struct problem problem = PROBLEM_NONE;
-        problem_set(&problem, op->result < 0 ? (int)op->result : -ENOENT,
-                    "cannot touch the run file of job %s: %s; another run may take the job over after %d s", job->name,
-                    op->result < 0 ? strerror((int)-op->result) : "it is gone", CLAIM_LAPSE_MS / 1000);
-        lane_error(job->lanes[job->decider], &problem);
-    }
-    heartbeat_over(job);
-}
-
-static void heartbeat_elapsed(struct loop_op *op) {
-    struct job *job = CONTAINER_OF(op, struct job, heartbeat_timer);
-    if (op->result == 0 && job->sessions && !loop_op_busy(&job->heartbeat)) {
-        job->heartbeat_generation = job->run.generation;
-        loop_work(job_loop(job), &job->heartbeat, job->lanes[job->decider]->group, touch_run, touch_done);
-        return;
-    }
-    heartbeat_start(job); /* cancelled when the last session left: there may be one again */
-    job_unref(job);
-}
-
-void job_joined(struct job *job, const struct run_record *record) {
-    if (job->run.generation != record->generation) {
-        free(job->closed_ranks);
-        job->closed_ranks = calloc(record->world / 8 + 1, 1); /* without it the run just is not marked as ended */
-        job->closed_count = 0;
-        job->end_due = false;
-    }
-    job->run = *record;
-}
-
-void job_session_opened(struct job *job) {
-    job->sessions++;
-    heartbeat_start(job);
-}
-
-void job_session_closed(struct job *job, uint32_t rank, bool orderly) {
-    assert(job->sessions);
-    job->sessions--;
-    uint8_t bit = (uint8_t)(1 << rank % 8);
-    if (orderly && job->closed_ranks && !(job->closed_ranks[rank / 8] & bit)) {
-        job->closed_ranks[rank / 8] |= bit;
-        job->closed_count++;
-    }
-    if (job->sessions)
-        return;
-    loop_cancel(job_loop(job), &job->heartbeat_timer);
-    if (job->closed_count < job->run.world)
-        return;
-    if (loop_op_busy(&job->heartbeat))
-        job->end_due = true;
-    else
-        end_start(job);
-}
-
-bool job_ending(struct job *job) { return !job->sessions && loop_op_busy(&job->heartbeat); }
-
 /* ---- versions ---- */
 
 struct version *job_find_version(struct job *job, struct version_id id) {
@@ -300,7 +193,7 @@ struct part *version_find_part(struct version *version, uint32_t rank) {
     return found;
 }
 
-static bool version_busy(struct version *version) {
+bool version_busy(struct version *version) {
     if (version->busy)
         return true;
     struct part *part;
@@ -629,113 +522,4 @@ int job_level_reached(struct job *job, struct version_id id, uint32_t rank, enum
     if (!failure)
         return CODE_SKIPPED;
     return problem_set(problem, failure->code == -EINVAL ? CODE_E_CONFLICT : CODE_E_IO, "%s", failure->text);
-}
-
-/* ---- retention ---- */
-
-static void sweep_start(struct sweep *sweep);
-
-static void sweep_run(struct loop_op *op) {
-    struct sweep *sweep = CONTAINER_OF(op, struct sweep, op);
-    struct job *job = sweep->job;
-    op->result = retention_sweep(job->lanes[sweep->lane]->tier, job->name, &sweep->policy, sweep->generation,
-                                 sweep->known, sweep->nonce, &sweep->removed, &sweep->problem);
-}
-
-static void sweep_timer_elapsed(struct loop_op *op) {
-    struct sweep *sweep = CONTAINER_OF(op, struct sweep, timer);
-    struct job *job = sweep->job;
-    if (op->result == 0 && !job->server->stopping)
-        job_sweep(job, sweep->lane);
-    job_unref(job);
-}
-
-static void revisit_elapsed(struct loop_op *op) {
-    struct sweep *sweep = CONTAINER_OF(op, struct sweep, revisit);
-    struct job *job = sweep->job;
-    if (op->result == 0 && !job->server->stopping)
-        job_sweep(job, sweep->lane);
-    job_unref(job);
-}
-
-/* What was busy is looked at again, less and less often: a restore may take long. */
-static void revisit_start(struct sweep *sweep) {
-    struct job *job = sweep->job;
-    if (!sweep->spared) {
-        sweep->revisit_ns = 0;
-        return;
-    }
-    if (loop_op_busy(&sweep->revisit))
-        return;
-    sweep->revisit_ns = sweep->revisit_ns ? min_u64(2 * sweep->revisit_ns, REVISIT_LAST_NS) : REVISIT_FIRST_NS;
-    job_ref(job);
-    loop_timer(job_loop(job), &sweep->revisit, loop_now(job_loop(job)) + sweep->revisit_ns, revisit_elapsed);
-}
-
-static void sweep_done(struct loop_op *op) {
-    struct sweep *sweep = CONTAINER_OF(op, struct sweep, op);
-    struct job *job = sweep->job;
-    struct server *server = job->server;
-    if (op->result < 0)
-        lane_error(job->lanes[sweep->lane], &sweep->problem);
-    server->counters.versions_removed += sweep->removed;
-    free(STEAL(sweep->ids));
-    if (!server->stopping)
-        revisit_start(sweep);
-    if (sweep->again && !server->stopping) {
-        sweep_start(sweep);
-    } else if (sweep->removed && !loop_op_busy(&sweep->timer) && !server->stopping) {
-        /* The trash is emptied after its grace, by another sweep. */
-        job_ref(job);
-        loop_timer(server->loop, &sweep->timer,
-                   loop_now(server->loop) + (sweep->policy.trash_grace_ms + 1000) * NANOSECONDS_PER_MS,
-                   sweep_timer_elapsed);
-    }
-    job_unref(job);
-    server_settled(server);
-}
-
-static void sweep_start(struct sweep *sweep) {
-    struct job *job = sweep->job;
-    const struct config_tier *config = &job->lanes[sweep->lane]->config;
-    struct version *version;
-    sweep->again = false;
-    sweep->ids = malloc((2 * (size_t)job->version_count + 1 /* resume */) * sizeof *sweep->ids);
-    if (!sweep->ids)
-        return;
-    size_t busy = 0, elsewhere = 0;
-    const struct job_durable *durable = &job->durable[config->level];
-    sweep->spared = 0;
-    TAILQ_FOREACH(version, &job->versions, link)
-    if (version_busy(version)) {
-        sweep->ids[busy++] = version->id;
-        sweep->spared += durable->found && version_compare(version->id, durable->id) < 0;
-    }
-    /* Run files, which say what a run resumes from, exist only in the deciding tier. */
-    if (job->run.resumes && job->complete_generation[sweep->lane] < job->run.generation)
-        sweep->ids[busy++] = (struct version_id){job->run.resume_generation, job->run.resume_step};
-    TAILQ_FOREACH(version, &job->versions, link)
-    for (uint32_t i = sweep->lane + 1; i < job->lane_count; i++)
-        if (version->lanes[i].complete) {
-            sweep->ids[busy + elsewhere++] = version->id;
-            break;
-        }
-    sweep->known = (struct retention_known){
-        .busy = sweep->ids, .busy_count = busy, .elsewhere = sweep->ids + busy, .elsewhere_count = elsewhere};
-    sweep->removed = 0;
-    sweep->nonce = server_nonce(job->server);
-    sweep->generation = job->run.generation;
-    sweep->problem = PROBLEM_NONE;
-    sweep->policy = (struct retention_policy){
-        .keep = config->keep, .keep_every = config->keep_every, .trash_grace_ms = config->trash_grace_ms};
-    job_ref(job);
-    loop_work(job_loop(job), &sweep->op, job->lanes[sweep->lane]->group, sweep_run, sweep_done);
-}
-
-void job_sweep(struct job *job, uint32_t lane) {
-    struct sweep *sweep = &job->sweeps[lane];
-    if (loop_op_busy(&sweep->op))
-        sweep->again = true;
-    else
-        sweep_start(sweep);
 }

@@ -115,6 +115,9 @@ struct version *job_version(struct job *job, struct version_id id, uint32_t worl
 struct version *job_find_version(struct job *job, struct version_id id);
 struct part *version_find_part(struct version *version, uint32_t rank);
 
+/* Something is in flight that uses it, or somebody reads it. */
+bool version_busy(struct version *version);
+
 /* A part's capture ended; a part was committed in a lane; a part failed or was left out there. */
 void version_captured(struct version *version);
 void version_committed(struct version *version, uint32_t lane);
