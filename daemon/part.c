@@ -541,6 +541,10 @@ void part_committed(struct part *part, uint32_t lane) {
         return;
     part->durable = true;
     become_cache(part);
+    struct job *job = part->version->job;
+    for (uint32_t i = 0; i < job->lane_count; i++)
+        if (part->drains[i]) /* its turn there is another one now */
+            lane_pump(job->lanes[i]);
 }
 
 bool part_pointless(const struct part *part) { return part->state == PART_FAILED || part->foreign; }
