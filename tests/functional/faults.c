@@ -129,12 +129,9 @@ static void crash_at_every_commit_point(void) {
             int status = daemon_gone();
             if (!WIFSIGNALED(status))
                 FAIL("the daemon did not die at %s", where);
-            do { /* the next daemon is started by the save */
-                CHECK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT) <= 0);
-                words_fill(words, WORDS, ++step);
-                saved = ckpt_save(c, step, NULL);
-            } while (saved != CKPT_OK && step < 1000);
-            CHECK_OK(saved);
+            CHECK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT) <= 0);
+            words_fill(words, WORDS, ++step);
+            EVENTUALLY(ckpt_save(c, step, NULL) == CKPT_OK); /* which starts the next daemon */
             CHECK_OK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT));
             CHECK_OK(ckpt_wait(c, step, CKPT_GLOBAL, CKPT_VERSION, PATIENCE_MS));
             struct ckpt_version_entry *versions;
