@@ -88,7 +88,7 @@ static void image_larger_than_the_pool(void) {
     restore_words_check(r, "words", COUNT, 2);
     ckpt_restore_close(r);
     CHECK_OK(ckpt_close(c));
-    CHECK(files_ending("local", "complete.json") == 2 && files_ending("parallel", "complete.json") == 2);
+    EVENTUALLY(files_ending("local", "complete.json") == 2 && files_ending("parallel", "complete.json") == 2);
     free(words);
 }
 

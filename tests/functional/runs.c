@@ -193,6 +193,7 @@ static void three_versions(const char *job) {
     ckpt *c = open_protected(job);
     for (uint64_t step = 1; step <= 3; step++)
         save_words(c, step, step, CKPT_GLOBAL);
+    EVENTUALLY(files_ending("local", "complete.json") == 3); /* GLOBAL may come before LOCAL */
     CHECK_OK(ckpt_close(c));
     daemon_stop_unused();
 }

@@ -347,9 +347,9 @@ TRAINER = """
         optimizer.step()
         scheduler.step()
         average.update_parameters(model)
+        print(step, loss.item().hex(), flush=True)  # before the save: what can be resumed from was told
         if ckpt:
             ckpt.save(step)
-        print(step, loss.item().hex(), flush=True)
     if ckpt:
         ckpt.wait("local")
         ckpt.close()
@@ -375,7 +375,9 @@ class Training(support.WithDaemon):
                 if stop_after is not None and line.startswith("%d " % stop_after):
                     trainer.kill()
                     break
-            trainer.stdout.read()
+            for line in trainer.stdout:  # what it still said before it died
+                if line.endswith("\n"):
+                    losses[line.split()[0]] = line.strip()
             error = trainer.stderr.read()
             trainer.stdout.close()
             trainer.stderr.close()
