@@ -598,12 +598,7 @@ static int build_manifest(struct drain *drain, struct manifest *manifest) {
     summary->chunk_size = part->chunk_size;
     summary->codec = codec;
     summary->created_ns = part->created_wall_ns;
-    CLEANUP(freep) struct digest *digests = malloc(part->chunk_count * sizeof *digests);
-    if (!digests)
-        return -ENOMEM;
-    for (uint32_t i = 0; i < part->chunk_count; i++)
-        digests[i] = drain->table[i].digest;
-    digest_fold(digests, part->chunk_count, &summary->image_digest);
+    summary->image_digest = part->image_digest;
     manifest->chunks = drain->table;
     manifest->chunk_count = part->chunk_count;
     return pieces_from_layout(source->set->shards, &source->set->layout, part->rank, source->state_length,

@@ -64,11 +64,6 @@ void peer_unref(struct peer *peer) {
     free(peer);
 }
 
-void peer_unrefp(struct peer **peer) {
-    if (*peer)
-        peer_unref(*peer);
-}
-
 bool peer_alive(const struct peer *peer) {
     if (peer->pidfd < 0)
         return true;

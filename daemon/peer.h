@@ -25,7 +25,6 @@ struct peer {
 int peer_new(int socket_fd, uid_t uid, struct peer **ret_peer, struct problem *problem) MUST_CHECK;
 struct peer *peer_ref(struct peer *peer);
 void peer_unref(struct peer *peer);
-void peer_unrefp(struct peer **peer);
 
 /* False once the process has ended. */
 bool peer_alive(const struct peer *peer);

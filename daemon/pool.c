@@ -157,8 +157,6 @@ void pool_free(struct pool *pool) {
     free(pool);
 }
 
-void pool_freep(struct pool **pool) { pool_free(*pool); }
-
 bool pool_reserve(struct pool *pool, uint64_t bytes) {
     bytes = min_u64(bytes, pool->limit);
     if (pool->reserved + bytes > pool->limit)
@@ -326,11 +324,6 @@ void pool_buffer_unref(struct pool_buffer *buffer) {
     } else if (buffer->refs == 1 && buffer->slot) {
         pool_changed(pool); /* evictable now */
     }
-}
-
-void pool_buffer_unrefp(struct pool_buffer **buffer) {
-    if (*buffer)
-        pool_buffer_unref(*buffer);
 }
 
 void pool_buffer_cache(struct pool_buffer *buffer, struct pool_buffer **slot) {

@@ -53,7 +53,6 @@ struct pool_usage {
 int pool_new(struct loop *loop, uint64_t limit, bool prefault, struct pool **ret_pool) MUST_CHECK;
 /* Waits for a running prefault. */
 void pool_free(struct pool *pool);
-void pool_freep(struct pool **pool);
 
 /* Admission: keeps `bytes` (at most the limit) free of other admissions until released. */
 bool pool_reserve(struct pool *pool, uint64_t bytes);
@@ -63,7 +62,6 @@ void pool_release(struct pool *pool, uint64_t bytes);
 int pool_alloc(struct pool *pool, uint64_t size, struct pool_buffer **ret_buffer) MUST_CHECK;
 struct pool_buffer *pool_buffer_ref(struct pool_buffer *buffer);
 void pool_buffer_unref(struct pool_buffer *buffer);
-void pool_buffer_unrefp(struct pool_buffer **buffer);
 /* From now on *slot (which holds one reference) is a cache entry: the pool may clear it. */
 void pool_buffer_cache(struct pool_buffer *buffer, struct pool_buffer **slot);
 /* *slot was just used. */

@@ -163,23 +163,25 @@ static const char *take_report(struct session *session) {
     return session->job->report.text;
 }
 
-static void save_answer(struct session *session, int result, uint64_t image_size, const char *tail) {
+/* It waits no more; the answer comes next. */
+static void save_over(struct session *session) {
     struct pending_save *save = &session->save;
-    struct message_saved saved = {.result = result, .image_size = image_size};
     pool_unwait(session->server->pool, &save->waiter);
     loop_cancel(session->server->loop, &save->timer);
     save->active = false;
-    session_reply(session, MESSAGE_SAVED, save->serial, &saved, tail, strlen(tail), -1);
+}
+
+static void save_answer(struct session *session, int result, uint64_t image_size, const char *tail) {
+    struct message_saved saved = {.result = result, .image_size = image_size};
+    save_over(session);
+    session_reply(session, MESSAGE_SAVED, session->save.serial, &saved, tail, strlen(tail), -1);
     session->suspended = false;
     session_receive_next(session);
 }
 
 static void save_refuse(struct session *session, enum code code, const struct problem *problem) {
-    struct pending_save *save = &session->save;
-    pool_unwait(session->server->pool, &save->waiter);
-    loop_cancel(session->server->loop, &save->timer);
-    save->active = false;
-    session_error(session, save->serial, code, problem);
+    save_over(session);
+    session_error(session, session->save.serial, code, problem);
     session->suspended = false;
     session_receive_next(session);
 }
