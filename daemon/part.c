@@ -353,7 +353,7 @@ void part_begin(struct part *part) {
 
 void part_capture_next(struct part *part) {
     struct capture *capture = &part->capture;
-    if (part->state != PART_CAPTURING || loop_op_busy(&capture->op) || (part->push && !part->push_area))
+    if (part->state != PART_CAPTURING || part->held || loop_op_busy(&capture->op) || (part->push && !part->push_area))
         return;
     if (part->captured == part->chunk_count) {
         /* Nobody is left to change shared memory; private memory cannot be read any more. */
@@ -393,6 +393,11 @@ int part_push(struct part *part, struct area *area, uint64_t area_offset, uint64
     return 0;
 }
 
+void part_start(struct part *part) {
+    part->held = false;
+    part_capture_next(part);
+}
+
 void part_fence(struct part *part) {
     part->fenced = true;
     part_capture_next(part);
@@ -407,6 +412,8 @@ void part_session_gone(struct part *part) {
     part->session = NULL;
     if (part->check)
         part_capture_next(part);
+    if (part->held)
+        capture_condemn(part, -ESRCH, "the client ended before it had started its save");
     if (part->push)
         capture_condemn(part, -ESRCH, "the client ended before it had pushed its save");
 }
@@ -481,6 +488,7 @@ int part_new(struct version *version, const struct part_options *options, struct
     part->urgent = options->urgent;
     part->push = options->set->push;
     part->check = options->check && !part->push;
+    part->held = options->held && !part->push;
     part->waiter.fn = room_came;
     TAILQ_INSERT_TAIL(&version->parts, part, link);
 

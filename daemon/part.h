@@ -65,6 +65,7 @@ struct part {
     uint32_t captured; /* contiguous chunks */
     uint64_t reserved; /* of the pool; 0 once released */
     bool windowed, urgent, push;
+    bool held;          /* until the client's START: what it queued before the save still runs */
     bool check, fenced; /* check mode: the last advance waits for the fence, then for a second reading */
     struct capture capture;
     struct pool_waiter waiter;
@@ -92,7 +93,7 @@ struct part_options {
     struct peer *peer;
     struct area *state_area;
     uint64_t state_offset, state_length;
-    bool urgent, forked, check;
+    bool urgent, forked, check, held;
     enum level to; /* LEVEL_NONE: all */
 };
 
@@ -114,6 +115,8 @@ void part_capture_next(struct part *part);
 /* The next chunk, pushed by the client. -EPROTO: not the one that is due. The answer goes through session_pushed(). */
 int part_push(struct part *part, struct area *area, uint64_t area_offset, uint64_t image_offset,
               uint32_t length) MUST_CHECK;
+/* What the client had queued before a held save is over. */
+void part_start(struct part *part);
 /* The client waits in its fence (check mode): the second reading may begin. */
 void part_fence(struct part *part);
 /* The client gave this capture up; if nothing is in flight it ends here and now. True: it has ended. */

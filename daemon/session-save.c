@@ -294,6 +294,7 @@ void session_save_try(struct session *session) {
         .urgent = message->flags & SAVE_URGENT,
         .forked = message->forks > 0,
         .check = message->flags & SAVE_CHECK,
+        .held = message->flags & SAVE_HELD,
         .to = message->to,
     };
     struct part *part;
@@ -348,6 +349,18 @@ void session_handle_push(struct session *session, const struct message_push *mes
         pushed.result = CODE_E_INVALID;
     if (pushed.result)
         session_reply(session, MESSAGE_PUSHED, 0, &pushed, NULL, 0, -1);
+}
+
+void session_handle_start(struct session *session, const struct message_start *message) {
+    struct session *owner = session->open ? session : session->push_of;
+    if (owner && owner->part && owner->part->counter == message->counter)
+        part_start(owner->part);
+}
+
+void session_handle_device(struct session *session, const struct wire_message *message) {
+    struct problem problem = PROBLEM_NONE;
+    problem_set(&problem, -ENOTSUP, "this daemon opens no device memory: push");
+    session_error(session, message->serial, CODE_E_VERSION, &problem);
 }
 
 void session_handle_missed(struct session *session, uint32_t serial, const struct message_missed *message) {

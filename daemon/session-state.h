@@ -91,6 +91,8 @@ void session_handle_area_drop(struct session *session, uint32_t serial, const st
 void session_handle_register(struct session *session, uint32_t serial, const struct message_register *message);
 void session_handle_save(struct session *session, uint32_t serial, const struct message_save *message);
 void session_handle_push(struct session *session, const struct message_push *message);
+void session_handle_start(struct session *session, const struct message_start *message);
+void session_handle_device(struct session *session, const struct wire_message *message);
 void session_handle_missed(struct session *session, uint32_t serial, const struct message_missed *message);
 void session_handle_wait(struct session *session, uint32_t serial, const struct message_wait *message);
 void session_handle_last_durable(struct session *session, uint32_t serial, const struct message_last_durable *message);

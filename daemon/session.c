@@ -346,6 +346,9 @@ static void handle(struct session *session, const struct wire_message *message) 
         if (session->part && session->part->counter == ((const struct message_fence *)body)->counter)
             part_fence(session->part);
         break;
+    case MESSAGE_START:
+        session_handle_start(session, body);
+        break;
     case MESSAGE_MISSED:
         session_handle_missed(session, message->serial, body);
         break;
@@ -375,6 +378,15 @@ static void handle(struct session *session, const struct wire_message *message) 
         break;
     case MESSAGE_STATUS:
         session_handle_status(session, message->serial);
+        break;
+    case MESSAGE_DEVICE_POOL:
+    case MESSAGE_DEVICE_MEMORY:
+    case MESSAGE_DEVICE_CHUNK:
+    case MESSAGE_DEVICE_DROP:
+    case MESSAGE_DEVICE_PROBE:
+    case MESSAGE_DEVICE_RELEASE:
+    case MESSAGE_DEVICE_USAGE:
+        session_handle_device(session, message);
         break;
     case MESSAGE_STOP:
         session_reply_ok(session, message->serial);

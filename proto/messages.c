@@ -33,7 +33,7 @@ BODY(message_push, 32);
 BODY(message_pushed, 16);
 BODY(message_missed, 8);
 BODY(message_fence, 8);
-BODY(message_fence, 8);
+BODY(message_start, 8);
 BODY(message_wait, 24);
 BODY(message_restore_open, 32);
 BODY(message_restore_opened, 32);
@@ -46,6 +46,13 @@ BODY(message_release, 8);
 BODY(message_prefetch, 8);
 BODY(message_status_is, 8);
 BODY(message_stop, 8);
+BODY(message_device_pool, 24);
+BODY(message_device_memory, 112);
+BODY(message_device_chunk, 32);
+BODY(message_device_drop, 8);
+BODY(message_device_probe, 24);
+BODY(message_device_probed, 16);
+BODY(message_device_usage_is, 32);
 
 /* The largest packets fit. */
 #define MESSAGE(number, name, type, direction, states, descriptors, tail)                                              \

@@ -17,7 +17,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the wire structs are 
 #define MESSAGE_FDS_MAX 1
 #define MESSAGE_MAGIC UINT64_C(0x3164747063746b63) /* "cktcptd1", as bytes on the wire */
 #define PROTOCOL_VERSION_MIN 1
-#define PROTOCOL_VERSION_MAX 1
+#define PROTOCOL_VERSION_MAX 2 /* 2: device memory, START */
 
 enum opcode {
 #define MESSAGE(number, name, type, direction, states, descriptors, tail) MESSAGE_##name = number,
@@ -107,7 +107,10 @@ struct message_register {
     uint64_t nonce_address, nonce; /* in the client's memory: the probe for private reads; 0: no private shard */
 };
 
-enum { REGISTERED_PRIVATE_REFUSED = 1 << 0 /* the tail says why; the set is not registered */ };
+enum { /* the tail says why; the set is not registered */
+       REGISTERED_PRIVATE_REFUSED = 1 << 0,
+       REGISTERED_DEVICE_REFUSED = 1 << 1,
+};
 
 struct message_registered {
     uint32_t set;
@@ -115,7 +118,11 @@ struct message_registered {
     uint64_t image_size; /* without inline state */
 };
 
-enum { SAVE_URGENT = 1 << 0, SAVE_CHECK = 1 << 1 };
+enum {
+    SAVE_URGENT = 1 << 0,
+    SAVE_CHECK = 1 << 1,
+    SAVE_HELD = 1 << 2, /* answer now, but copy nothing before START */
+};
 
 struct message_save {
     uint64_t step;
@@ -168,6 +175,13 @@ struct message_missed {
 /* The client waits in its fence for a save with SAVE_CHECK: re-read the memory now and compare, then
  * let the word reach the image's size. Not answered; the CAPTURED event comes. */
 struct message_fence {
+    uint16_t counter;
+    uint16_t reserved[3];
+};
+
+/* What was queued before a save with SAVE_HELD is over: its memory may be read now. Not answered. Over
+ * the push connection too, so that the thread that waits for a GPU's event needs no lock. */
+struct message_start {
     uint16_t counter;
     uint16_t reserved[3];
 };
@@ -294,6 +308,75 @@ struct message_stop {
     uint32_t reserved;
 };
 
+/* Device memory. A device is named by its UUID (of a MIG instance: that one's), since each process
+ * numbers devices in its own way. */
+#define DEVICE_UUID_SIZE 16
+#define DEVICE_HANDLE_SIZE 64 /* of CUipcMemHandle, and of CUmemPoolPtrExportData */
+
+/* Descriptor: the shareable handle of an exportable memory pool. */
+struct message_device_pool {
+    uint32_t pool; /* chosen by the client, < DEVICE_POOLS_MAX, not in use */
+    uint32_t reserved;
+    uint8_t uuid[DEVICE_UUID_SIZE];
+};
+
+enum device_kind {
+    DEVICE_LEGACY = 1, /* one allocation; `handle` is its CUipcMemHandle */
+    DEVICE_VMM = 2,    /* a range of addresses; DEVICE_CHUNKs say what is mapped into it */
+    DEVICE_POOLED = 3, /* one allocation out of `pool`; `handle` is its CUmemPoolPtrExportData */
+};
+
+struct message_device_memory {
+    uint32_t memory; /* chosen by the client, < DEVICE_MEMORIES_MAX, not in use */
+    uint32_t kind;
+    uint8_t uuid[DEVICE_UUID_SIZE];
+    uint64_t size;      /* of the allocation, or of the range */
+    uint64_t buffer_id; /* CU_POINTER_ATTRIBUTE_BUFFER_ID; DEVICE_VMM: 0, its chunks have one each */
+    uint32_t pool;      /* DEVICE_POOLED; else 0 */
+    uint32_t reserved;
+    uint8_t handle[DEVICE_HANDLE_SIZE]; /* DEVICE_VMM: zeros */
+};
+
+/* One physical allocation of a range. Chunks come in ascending order and do not overlap; more may come
+ * later, when the range has grown in place. Descriptor: its shareable handle. */
+struct message_device_chunk {
+    uint32_t memory;
+    uint32_t reserved;
+    uint64_t offset, size; /* in the range; size is the allocation's */
+    uint64_t buffer_id;
+};
+
+enum { DEVICE_DROP_POOL = 1 << 0 /* `number` is a pool's; else a memory's */ };
+
+struct message_device_drop {
+    uint32_t number;
+    uint32_t flags;
+};
+
+/* At this offset lie these eight bytes: can you read them? */
+struct message_device_probe {
+    uint32_t memory;
+    uint32_t reserved;
+    uint64_t offset, nonce;
+};
+
+enum { DEVICE_PROBED_REFUSED = 1 << 0 /* push instead; the tail says why */ };
+
+struct message_device_probed {
+    uint32_t memory;
+    uint32_t flags;
+    uint64_t context_bytes; /* device memory that the daemon's context takes, whoever uses it */
+};
+
+/* What the daemon holds of all devices together. */
+struct message_device_usage_is {
+    uint32_t contexts;      /* devices in use */
+    uint32_t imports;       /* allocations of this client that are open */
+    uint64_t context_bytes; /* device memory taken by the contexts */
+    uint64_t import_bytes;  /* of those allocations: they stay allocated while they are open */
+    uint64_t arena_bytes;   /* device memory for the device tier */
+};
+
 #pragma GCC diagnostic pop
 
 /* Names of limits, each charged to the client that reaches it. */
@@ -302,6 +385,9 @@ struct message_stop {
 #define RESTORES_MAX 16 /* open restores of one client */
 #define LEASES_MAX 64   /* unreleased FETCHEDs of one client */
 #define FETCHES_MAX 16  /* FETCHes of one client in flight */
+#define DEVICE_POOLS_MAX 64
+#define DEVICE_MEMORIES_MAX 65536 /* device allocations and ranges of one client */
+#define DEVICE_CHUNKS_MAX 65536   /* chunks of all its ranges together */
 
 /* What the table says about one opcode. */
 enum { MESSAGE_STATE_N = 1, MESSAGE_STATE_G = 2, MESSAGE_STATE_O = 4, MESSAGE_STATE_A = 8 };

@@ -132,7 +132,12 @@ static int shard_check(const struct shard *shard, struct problem *problem) {
     if (shard->replica_count == 0 || shard->replica_index >= shard->replica_count)
         return problem_set(problem, -EINVAL, "tensor %s: replica %u of %u", name, shard->replica_index,
                            shard->replica_count);
-    if (shard->area != SHARDS_AREA_PRIVATE && shard->area >= AREAS_MAX)
+    if (shards_area_is_device(shard->area)) {
+        if (shard->area - SHARDS_AREA_DEVICE >= DEVICE_MEMORIES_MAX)
+            return problem_set(problem, -EINVAL,
+                               "tensor %s: device memory %u is over the limit of %d (DEVICE_MEMORIES_MAX)", name,
+                               shard->area - SHARDS_AREA_DEVICE, DEVICE_MEMORIES_MAX);
+    } else if (shard->area != SHARDS_AREA_PRIVATE && shard->area >= AREAS_MAX)
         return problem_set(problem, -EINVAL, "tensor %s: area %u is over the limit of %d (AREAS_MAX)", name,
                            shard->area, AREAS_MAX);
     int64_t low, high;

@@ -16,6 +16,7 @@
 #define SHARDS_COUNT_MAX 4000000       /* shards in one set */
 #define SHARDS_TABLE_MAX GIB(1)        /* bytes of one table */
 #define SHARDS_AREA_PRIVATE UINT32_MAX /* `address` is one in the client's own memory */
+#define SHARDS_AREA_DEVICE (1u << 31)  /* plus a device memory's number: `address` is an offset in it */
 
 enum shard_flags {
     SHARD_RANK_LOCAL = 1 << 0, /* stored under its rank, not part of a global tensor */
@@ -29,14 +30,19 @@ struct shard {
     const char *target; /* SHARD_ALIAS: the other tensor's name; else NULL */
     enum dtype dtype;
     uint32_t flags;
-    uint32_t area;    /* id of a shared area, or SHARDS_AREA_PRIVATE */
-    uint64_t address; /* of element 0: offset in the area, or address in the client */
+    uint32_t area;    /* id of a shared area, SHARDS_AREA_PRIVATE, or SHARDS_AREA_DEVICE + number */
+    uint64_t address; /* of element 0: offset in the area or device memory, or address in the client */
     int64_t
         stride[GEOMETRY_DIMS_MAX]; /* bytes per step in each dimension of the box (a range: stride[0] per element) */
     bool contiguous;               /* row-major without holes: stride need not be looked at */
     uint32_t replica_index, replica_count; /* 0 of 1 where not declared; index > 0 is not captured */
     struct geometry geometry;
 };
+
+/* Is `area` a device memory's? Its number is area - SHARDS_AREA_DEVICE. */
+static inline bool shards_area_is_device(uint32_t area) {
+    return area >= SHARDS_AREA_DEVICE && area != SHARDS_AREA_PRIVATE;
+}
 
 /* Building (client). */
 struct shards_writer {

@@ -34,6 +34,8 @@
 /* What the page holds. The rest of the page is zero. */
 struct word_page {
     _Atomic uint64_t word;
+    _Atomic uint32_t quiet;   /* the client: no copies out of device memory now, please */
+    _Atomic uint32_t copying; /* the daemon: such a copy is under way */
 };
 
 static inline uint64_t word_make(uint16_t counter, uint64_t watermark) {
@@ -72,4 +74,33 @@ static inline bool word_revoke(struct word_page *page, uint16_t counter, uint64_
                                                   memory_order_acq_rel, memory_order_acquire))
             return true;
     }
+}
+
+/*
+ * Quiet: a trainer keeps the daemon's copies out of device memory away from its collectives. Each
+ * side first says what it does and then looks at the other's word, in one total order: so either
+ * the daemon sees that it must not begin, or the client sees that a copy is under way and waits for
+ * its end, which is at most two pieces away. The daemon does not stay quiet for ever: WORD_QUIET_NS
+ * after it first saw the word it goes on, so that a client that forgets the end still gets its saves.
+ */
+#define WORD_QUIET_NS (2 * NANOSECONDS_PER_SECOND)
+
+static inline void word_quiet(struct word_page *page, bool quiet) {
+    atomic_store_explicit(&page->quiet, quiet, memory_order_seq_cst);
+}
+/* Client, after word_quiet(page, true): may its collective begin? */
+static inline bool word_copying(const struct word_page *page) {
+    return atomic_load_explicit(&((struct word_page *)page)->copying, memory_order_seq_cst) > 0;
+}
+/* Daemon: before it begins a piece, and after its end; several devices may copy for one client.
+ * False: quiet, nothing was begun. `anyway`: the client has been quiet for too long. */
+static inline bool word_copy_begin(struct word_page *page, bool anyway) {
+    atomic_fetch_add_explicit(&page->copying, 1, memory_order_seq_cst);
+    if (anyway || !atomic_load_explicit(&page->quiet, memory_order_seq_cst))
+        return true;
+    atomic_fetch_sub_explicit(&page->copying, 1, memory_order_seq_cst);
+    return false;
+}
+static inline void word_copy_end(struct word_page *page) {
+    atomic_fetch_sub_explicit(&page->copying, 1, memory_order_seq_cst);
 }

@@ -39,7 +39,8 @@ static void check_same(const struct shard *a, const struct shard *b) {
 
 static void check_bounds(const struct shard *shard) {
     int64_t low, high;
-    assert(shard->area == SHARDS_AREA_PRIVATE || shard->area < AREAS_MAX);
+    assert(shard->area == SHARDS_AREA_PRIVATE || shard->area < AREAS_MAX ||
+           (shards_area_is_device(shard->area) && shard->area - SHARDS_AREA_DEVICE < DEVICE_MEMORIES_MAX));
     assert(shard->geometry.dims <= GEOMETRY_DIMS_MAX && shard->replica_index < shard->replica_count);
     shard_span(shard, &low, &high);
     assert(low <= 0 && high >= 0 && shard->address <= INT64_MAX && (int64_t)shard->address >= -low);
