@@ -77,7 +77,8 @@ static void heartbeat_elapsed(struct loop_op *op) {
 }
 
 void job_joined(struct job *job, const struct run_record *record) {
-    if (job->run.generation != record->generation) {
+    /* A generation has one world, unless its record was deleted and made anew. */
+    if (job->run.generation != record->generation || job->run.world != record->world) {
         free(job->closed_ranks);
         job->closed_ranks = calloc(record->world / 8 + 1, 1); /* without it the run just is not marked as ended */
         job->closed_count = 0;
@@ -95,7 +96,7 @@ void job_session_closed(struct job *job, uint32_t rank, bool orderly) {
     assert(job->sessions);
     job->sessions--;
     uint8_t bit = (uint8_t)(1 << rank % 8);
-    if (orderly && job->closed_ranks && !(job->closed_ranks[rank / 8] & bit)) {
+    if (orderly && job->closed_ranks && rank < job->run.world && !(job->closed_ranks[rank / 8] & bit)) {
         job->closed_ranks[rank / 8] |= bit;
         job->closed_count++;
     }

@@ -9,7 +9,14 @@ enum code session_opened(struct session *session, const struct opening_request *
     struct session *other = NULL, *next = session_next(session->server, NULL);
     while ((other = next)) {
         next = session_next(session->server, other);
-        if (session_job(other) != job || other->rank != request->rank)
+        if (session_job(other) != job)
+            continue;
+        if (other->generation != job->run.generation || other->world != job->run.world) {
+            session_end(other, "belongs to a run that is over: its record was deleted, or says so");
+            next = session_next(session->server, NULL);
+            continue;
+        }
+        if (other->rank != request->rank)
             continue;
         if (other->peer->pid != session->peer->pid && peer_alive(other->peer)) {
             problem_set(problem, -EEXIST, "rank %u of run %s is served already, for process %d", request->rank,
@@ -17,6 +24,7 @@ enum code session_opened(struct session *session, const struct opening_request *
             return CODE_E_HELD;
         }
         session_end(other, "has connected anew, or has ended");
+        next = session_next(session->server, NULL); /* its push connection went with it */
     }
     if (session->ended)
         return CODE_E_UNREACHABLE;
@@ -29,6 +37,7 @@ enum code session_opened(struct session *session, const struct opening_request *
     session->open = true;
     session->rank = request->rank;
     session->world = request->world;
+    session->generation = job->run.generation;
     session->state = MESSAGE_STATE_O;
     session->report_number = job->report_number;
     session->has_tier_step = result->has_tier_step;

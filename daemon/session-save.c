@@ -273,6 +273,13 @@ void session_save_try(struct session *session) {
     }
     struct version_id id = {job->run.generation, message->step};
     struct version *version = job_version(job, id, session->world);
+    if (version && version->world != session->world) {
+        problem_set(&problem, -EEXIST,
+                    "step %llu of this run was saved by %u ranks, you say %u: was its record deleted?",
+                    (unsigned long long)message->step, version->world, session->world);
+        save_refuse(session, CODE_E_CONFLICT, &problem);
+        return;
+    }
     struct part *before = version ? version_find_part(version, session->rank) : NULL;
     bool already = before ? before->state != PART_FAILED
                           : (session->has_step && message->step == session->last_step) ||
@@ -373,7 +380,7 @@ void session_handle_missed(struct session *session, uint32_t serial, const struc
     session->missed++;
     struct version_id id = {session->job->run.generation, message->step};
     struct version *version = job_version(session->job, id, session->world);
-    if (version && !version_find_part(version, session->rank))
+    if (version && version->world == session->world && !version_find_part(version, session->rank))
         version_absent(version, session->rank, "saved while no daemon could be reached");
     session_reply_ok(session, serial);
 }

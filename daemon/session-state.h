@@ -54,6 +54,7 @@ struct session {
     struct job *job; /* from O on */
     bool open;
     uint32_t rank, world;
+    uint64_t generation; /* of the run that it joined */
     struct word_map *word;
     struct area *areas[AREAS_MAX];
     struct set *set;

@@ -278,6 +278,34 @@ static void cut_off_clients(void) {
 
 static void clients_cut_off_anywhere(void) { beside_a_good_client(cut_off_clients); }
 
+/* A run whose record was deleted beneath it begins anew, with another number of ranks: what is left of
+ * the old one must not be counted in the new one's tables. */
+static void grow_a_run(void) {
+    static const uint32_t worlds[][2] = {{1, UINT32_MAX}, {UINT32_MAX, 1}};
+    for (size_t i = 0; i < ARRAY_SIZE(worlds); i++) {
+        struct peer first, second;
+        char job[32], command[256];
+        struct message_missed missed = {.step = 7};
+        struct message_empty empty = {0};
+        snprintf(job, sizeof job, "grown-%zu", i);
+        peer_connect(&first);
+        CHECK(peer_open_as(&first, job, worlds[i][0] - 1, worlds[i][0]) == MESSAGE_OPENED);
+        CHECK(peer_send(&first, MESSAGE_MISSED, &missed, NULL, 0, -1) && peer_answer(&first) == MESSAGE_OK);
+        snprintf(command, sizeof command, "rm -rf '%s'", test_path("local/%s", job));
+        CHECK(system(command) == 0);
+        peer_connect(&second);
+        CHECK(peer_open_as(&second, job, worlds[i][1] - 1, worlds[i][1]) == MESSAGE_OPENED);
+        peer_send(&first, MESSAGE_CLOSE, &empty, NULL, 0, -1);
+        peer_expect_end(&first); /* its run is over */
+        CHECK(peer_send(&second, MESSAGE_MISSED, &missed, NULL, 0, -1) && peer_answer(&second) == MESSAGE_OK);
+        CHECK(peer_send(&second, MESSAGE_CLOSE, &empty, NULL, 0, -1) && peer_answer(&second) == MESSAGE_OK);
+        peer_close(&first);
+        peer_close(&second);
+    }
+}
+
+static void runs_that_grow(void) { beside_a_good_client(grow_a_run); }
+
 /* The socket is for its owner; whoever gets at it all the same is turned away by the daemon. */
 static void connect_as_another(void *argument) {
     (void)argument;
@@ -310,13 +338,9 @@ static void another_user_is_refused(void) {
 
 int main(int argc, char **argv) {
     const struct test tests[] = {
-        TEST(random_packets),
-        TEST(every_message_in_every_state),
-        TEST(wrong_areas),
-        TEST(wrong_tables),
-        TEST(floods_and_silence),
-        TEST(clients_cut_off_anywhere),
-        TEST(another_user_is_refused),
+        TEST(random_packets), TEST(every_message_in_every_state), TEST(wrong_areas),
+        TEST(wrong_tables),   TEST(floods_and_silence),           TEST(clients_cut_off_anywhere),
+        TEST(runs_that_grow), TEST(another_user_is_refused),
     };
     return tests_run(tests, ARRAY_SIZE(tests), argc, argv);
 }

@@ -79,18 +79,23 @@ void peer_greet(struct peer *peer) {
     CHECK(peer_answer(peer) == MESSAGE_HELLO_OK);
 }
 
-void peer_open(struct peer *peer, const char *job) {
+uint16_t peer_open_as(struct peer *peer, const char *job, uint32_t rank, uint32_t world) {
     char tail[256];
     static const char run_id[] = "peer";
     peer_greet(peer);
-    struct message_open open = {.world = 1,
+    struct message_open open = {.rank = rank,
+                                .world = world,
                                 .pid = (uint32_t)getpid(),
                                 .job_length = (uint16_t)strlen(job),
                                 .run_id_length = sizeof run_id - 1,
                                 .deadline_ms = PATIENCE_MS};
     int length = snprintf(tail, sizeof tail, "%s%s", job, run_id);
     CHECK(peer_send(peer, MESSAGE_OPEN, &open, tail, (size_t)length, -1));
-    if (peer_answer(peer) != MESSAGE_OPENED)
+    return peer_answer(peer);
+}
+
+void peer_open(struct peer *peer, const char *job) {
+    if (peer_open_as(peer, job, 0, 1) != MESSAGE_OPENED)
         FAIL("open was answered with %.*s", (int)peer->message.tail_length, peer->message.tail);
 }
 

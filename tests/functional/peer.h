@@ -23,9 +23,10 @@ bool peer_receive(struct peer *peer);
 uint16_t peer_answer(struct peer *peer);
 /* The code of an ERROR answer; fails if it is something else, 0 if the daemon has hung up. */
 int peer_error(struct peer *peer);
-/* HELLO, and OPEN for world 1. */
+/* HELLO; then OPEN in a run of its own name, for world 1, or as any rank (returns the answer's opcode). */
 void peer_greet(struct peer *peer);
 void peer_open(struct peer *peer, const char *job);
+uint16_t peer_open_as(struct peer *peer, const char *job, uint32_t rank, uint32_t world);
 /* Nothing more is expected but the end of the connection. */
 void peer_expect_end(struct peer *peer);
 /* The daemon's status as JSON, by a connection of its own; the caller frees. */
