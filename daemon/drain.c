@@ -331,9 +331,8 @@ static void begin_run(struct loop_op *op) {
     struct drain *drain = CONTAINER_OF(op, struct drain, op);
     struct part *part = drain->part;
     drain->problem = PROBLEM_NONE;
-    drain->result =
-        commit_begin(&drain->commit, drain->lane->tier, part->version->job->name, part->version->id, part->rank,
-                     drain->commit.nonce, part->source.image_size, drain_server(drain)->commit_hook, &drain->problem);
+    drain->result = commit_begin(&drain->commit, drain->lane->tier, part->version->job->name, part->version->id,
+                                 part->rank, drain->commit.nonce, part->source.image_size, &drain->problem);
 }
 
 static void begin_done(struct loop_op *op) {

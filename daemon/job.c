@@ -275,8 +275,7 @@ static void complete_run(struct loop_op *op) {
     struct tier *tier = job->lanes[lane]->tier;
     vl->op_problem = PROBLEM_NONE;
     if (vl->op_publish) {
-        op->result =
-            commit_complete(tier, job->name, version->id, vl->op_nonce, job->server->commit_hook, &vl->op_problem);
+        op->result = commit_complete(tier, job->name, version->id, vl->op_nonce, &vl->op_problem);
         return;
     }
     char path[TIER_PATH_MAX];

@@ -78,6 +78,7 @@ int lane_new(struct server *server, const struct config_tier *config, struct tie
     lane->server = server;
     lane->config = *config;
     lane->tier = tier;
+    tier->hook = server->point_hook;
     lane->refs = 1;
     lane->from_job = from_job;
     TAILQ_INIT(&lane->waiting);

@@ -71,7 +71,7 @@ static void complete_leftovers(struct opening *opening) {
         for (size_t v = catalog.version_count; v-- > 0 && tries && !catalog.versions[v].complete; tries--)
             if (!catalog.versions[v].damaged)
                 (void)!commit_complete(job->lanes[i]->tier, job->name, catalog.versions[v].id, opening->nonce,
-                                       opening->server->commit_hook, &ignored);
+                                       &ignored);
         catalog_deinit(&catalog);
     }
 }

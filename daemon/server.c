@@ -19,22 +19,6 @@
 #define NAMES_WORKERS 8
 #define NAMES_WORKERS_MAX 32
 
-/* ---- crash points ---- */
-
-/* CKPTD_CRASH_AT=<point>[:n]: die by SIGKILL when the point is reached for the nth time. For tests of
- * crash safety by anybody who wants to see it. */
-static void crash_here(void *context, enum commit_point point) {
-    const char *where = context;
-    const char *name = commit_point_name(point);
-    size_t length = strlen(name);
-    static _Atomic unsigned reached;
-    if (strncmp(where, name, length) != 0 || (where[length] && where[length] != ':'))
-        return;
-    unsigned long nth = where[length] == ':' ? strtoul(where + length + 1, NULL, 10) : 1;
-    if (++reached >= nth)
-        kill(getpid(), SIGKILL);
-}
-
 /* ---- clients ---- */
 
 static void accept_next(struct server *server);
@@ -237,9 +221,7 @@ int server_new(struct loop *loop, const struct config *config, struct log *log, 
     TAILQ_INIT(&server->jobs);
     TAILQ_INIT(&server->sessions);
     TAILQ_INIT(&server->fetches);
-    const char *crash = getenv("CKPTD_CRASH_AT");
-    if (crash)
-        server->commit_hook = (struct commit_hook){.reached = crash_here, .context = (void *)crash};
+    server->point_hook = point_hook_from_environment();
     int r = claim_host(server->host, server->boot_id);
     if (r < 0)
         problem_set(problem, r, "cannot learn this host's name and boot id: %s", strerror(-r));

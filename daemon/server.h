@@ -65,7 +65,7 @@ struct server {
     struct loop_group *verifiers; /* digest what restores take from memory: the program waits, so on all processors */
     struct loop_group *encoders;  /* compress */
     struct loop_group *names;     /* registrations, and opening tiers that come with a job */
-    struct commit_hook commit_hook;
+    struct point_hook point_hook; /* of all its tiers */
     server_open_tier open_tier;
     struct lane_list lanes;
     struct job_list jobs;

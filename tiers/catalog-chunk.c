@@ -123,15 +123,16 @@ int catalog_repair_part(struct tier *bad, struct tier *good, const char *job, st
     if (r)
         return r;
     struct commit commit;
-    struct commit_hook no_hook = {0};
-    r = commit_begin(&commit, bad, job, version, rank, nonce, part.manifest.summary.data_length, no_hook, problem);
+    r = commit_begin(&commit, bad, job, version, rank, nonce, part.manifest.summary.data_length, problem);
     if (r)
         return r;
     for (uint32_t i = 0; r == 0 && i < part.manifest.chunk_count; i++)
         r = copy_chunk(&part, i, &commit, problem);
     /* Only now, when a good copy is at hand, is the bad one taken away. */
-    if (r == 0)
+    if (r == 0) {
+        point_reached(bad->hook, POINT_REPAIR_COPIED);
         r = catalog_condemn(bad, job, version, rank, problem);
+    }
     if (r) {
         commit_abandon(&commit);
         return r;
@@ -139,6 +140,6 @@ int catalog_repair_part(struct tier *bad, struct tier *good, const char *job, st
     r = commit_finish(&commit, &part.manifest, problem);
     if (r)
         return r;
-    r = commit_complete(bad, job, version, nonce, no_hook, problem);
+    r = commit_complete(bad, job, version, nonce, problem);
     return r > 0 ? 0 : r;
 }

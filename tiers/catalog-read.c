@@ -204,13 +204,17 @@ int catalog_check(struct tier *tier, const char *job, struct version_id version,
 }
 
 static int condemn_file(struct tier *tier, const char *escaped, struct version_id version, const char *name,
-                        struct problem *problem) {
+                        enum point point, struct problem *problem) {
     char path[TIER_PATH_MAX], aside[TIER_PATH_MAX], aside_name[64];
     snprintf(aside_name, sizeof aside_name, "%s.bad", name);
     layout_file(escaped, version, name, path);
     layout_file(escaped, version, aside_name, aside);
     int r = tier_rename(tier, path, aside);
-    return r < 0 ? tier_problem(problem, tier, r, "set aside", path) : 0;
+    if (r < 0)
+        return tier_problem(problem, tier, r, "set aside", path);
+    if (r == 0)
+        point_reached(tier->hook, point);
+    return 0;
 }
 
 int catalog_condemn(struct tier *tier, const char *job, struct version_id version, uint32_t rank,
@@ -221,12 +225,15 @@ int catalog_condemn(struct tier *tier, const char *job, struct version_id versio
         return r;
     manifest_file_name(rank, name);
     /* complete.json first: in between, the version is not complete, rather than complete without a part. */
-    r = condemn_file(tier, escaped, version, "complete.json", problem);
+    r = condemn_file(tier, escaped, version, "complete.json", POINT_COMPLETE_CONDEMNED, problem);
     if (r == 0)
-        r = condemn_file(tier, escaped, version, name, problem);
+        r = condemn_file(tier, escaped, version, name, POINT_MANIFEST_CONDEMNED, problem);
     if (r)
         return r;
     layout_version(escaped, version, path);
     r = tier_sync_directory(tier, path);
-    return r ? tier_problem(problem, tier, r, "sync the directory", path) : 0;
+    if (r)
+        return tier_problem(problem, tier, r, "sync the directory", path);
+    point_reached(tier->hook, POINT_CONDEMNED);
+    return 0;
 }

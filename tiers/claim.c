@@ -243,6 +243,7 @@ static int publish(const struct claim *claim, const struct run_record *record) {
     int r = tier_make_directories(decider, directory);
     if (r)
         return tier_problem(claim->problem, decider, r, "make the directory", directory);
+    point_reached(decider->hook, POINT_RUN_DIRECTORY_MADE);
     snprintf(path, sizeof path, "%s/run", directory);
     snprintf(temporary, sizeof temporary, "%s/run.%016" PRIx64 ".tmp", directory, claim->request->nonce);
     CLEANUP(freep) char *text = NULL;
@@ -250,7 +251,7 @@ static int publish(const struct claim *claim, const struct run_record *record) {
     r = run_record_write(record, &text, &length);
     if (r)
         return tier_problem(claim->problem, decider, r, "write", path);
-    r = tier_publish_once(decider, path, temporary, text, length);
+    r = tier_publish_once(decider, path, temporary, text, length, POINT_RUN_WRITTEN);
     return r < 0 ? tier_problem(claim->problem, decider, r, "publish", path) : r;
 }
 
@@ -403,8 +404,12 @@ int claim_end(struct tier *decider, const char *job, uint64_t generation) {
     r = tier_write_file(decider, path, "", 0);
     if (r && r != -EEXIST)
         return r;
+    point_reached(decider->hook, POINT_RUN_END_WRITTEN);
     *strrchr(path, '/') = '\0';
-    return tier_sync_directory(decider, path);
+    r = tier_sync_directory(decider, path);
+    if (r == 0)
+        point_reached(decider->hook, POINT_RUN_ENDED);
+    return r;
 }
 
 int claim_pid_start(uint32_t pid, uint64_t *ret_start) {

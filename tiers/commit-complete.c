@@ -139,7 +139,7 @@ static int publish(const struct parts *parts, const struct complete *complete, u
     if (r)
         return problem_set(problem, r, "tier %s: cannot write down that step %llu is complete: %s", parts->tier->name,
                            (unsigned long long)parts->version.step, strerror(-r));
-    r = tier_publish_once(parts->tier, path, temporary, text, length);
+    r = tier_publish_once(parts->tier, path, temporary, text, length, POINT_COMPLETE_WRITTEN);
     return r < 0 ? tier_problem(problem, parts->tier, r, "publish", path) : 0;
 }
 
@@ -168,11 +168,14 @@ static int find_complete(const struct parts *parts, const char *job, struct prob
     layout_file(parts->job, parts->version, "complete.json", path);
     layout_file(parts->job, parts->version, "complete.json.bad", aside);
     r = tier_rename(parts->tier, path, aside);
-    return r < 0 ? tier_problem(problem, parts->tier, r, "set aside the damaged", path) : TIER_E_ABSENT;
+    if (r < 0)
+        return tier_problem(problem, parts->tier, r, "set aside the damaged", path);
+    point_reached(parts->tier->hook, POINT_COMPLETE_SET_ASIDE);
+    return TIER_E_ABSENT;
 }
 
 int commit_complete(struct tier *tier, const char *job, struct version_id version, uint64_t nonce,
-                    struct commit_hook hook, struct problem *problem) {
+                    struct problem *problem) {
     char escaped[256], path[TIER_PATH_MAX];
     int r = job_escape(job, escaped, problem);
     if (r)
@@ -204,7 +207,5 @@ int commit_complete(struct tier *tier, const char *job, struct version_id versio
         return r;
     r = publish(&parts, &complete, nonce, problem);
     complete_deinit(&complete);
-    if (r == 0 && hook.reached)
-        hook.reached(hook.context, COMMIT_COMPLETE_PUBLISHED);
     return r;
 }

@@ -30,30 +30,6 @@
  * find all parts there one makes it, and the others find it made. All would write the same bytes.
  */
 
-static const char *const point_names[COMMIT_POINT_COUNT] = {
-    [COMMIT_DIRECTORIES_MADE] = "directories-made",
-    [COMMIT_DATA_CREATED] = "data-created",
-    [COMMIT_DATA_WRITTEN] = "data-written",
-    [COMMIT_DATA_SYNCED] = "data-synced",
-    [COMMIT_LENGTH_COMPARED] = "length-compared",
-    [COMMIT_DATA_RENAMED] = "data-renamed",
-    [COMMIT_DATA_DIRECTORY_SYNCED] = "data-directory-synced",
-    [COMMIT_MANIFEST_WRITTEN] = "manifest-written",
-    [COMMIT_MANIFEST_RENAMED] = "manifest-renamed",
-    [COMMIT_MANIFEST_DIRECTORY_SYNCED] = "manifest-directory-synced",
-    [COMMIT_COMPLETE_PUBLISHED] = "complete-published",
-};
-
-const char *commit_point_name(enum commit_point point) {
-    assert(point < COMMIT_POINT_COUNT);
-    return point_names[point];
-}
-
-static void reached(const struct commit_hook *hook, enum commit_point point) {
-    if (hook->reached)
-        hook->reached(hook->context, point);
-}
-
 static int make_version(struct tier *tier, const char *job, struct version_id version, struct problem *problem) {
     char path[TIER_PATH_MAX];
     layout_version(job, version, path);
@@ -62,22 +38,22 @@ static int make_version(struct tier *tier, const char *job, struct version_id ve
 }
 
 int commit_begin(struct commit *commit, struct tier *tier, const char *job, struct version_id version, uint32_t rank,
-                 uint64_t nonce, uint64_t size, struct commit_hook hook, struct problem *problem) {
-    *commit = (struct commit){.tier = tier, .version = version, .rank = rank, .nonce = nonce, .hook = hook};
+                 uint64_t nonce, uint64_t size, struct problem *problem) {
+    *commit = (struct commit){.tier = tier, .version = version, .rank = rank, .nonce = nonce};
     int r = job_escape(job, commit->job, problem);
     if (r)
         return r;
     r = make_version(tier, commit->job, version, problem);
     if (r)
         return r;
-    reached(&hook, COMMIT_DIRECTORIES_MADE);
+    point_reached(tier->hook, POINT_DIRECTORIES_MADE);
 
     layout_temporary(commit->job, version, rank, nonce, "data", commit->temporary);
     r = tier_create(tier, commit->temporary, align_up(size, TIER_ALIGNMENT), &commit->file);
     if (r)
         return tier_problem(problem, tier, r, "create", commit->temporary);
     commit->open = true;
-    reached(&hook, COMMIT_DATA_CREATED);
+    point_reached(tier->hook, POINT_DATA_CREATED);
     return 0;
 }
 
@@ -104,13 +80,13 @@ static int settle_data(struct commit *commit, uint64_t length, struct problem *p
     r = tier_sync(&commit->file);
     if (r)
         return tier_problem(problem, tier, r, "sync", commit->temporary);
-    reached(&commit->hook, COMMIT_DATA_SYNCED);
+    point_reached(commit->tier->hook, POINT_DATA_SYNCED);
     r = tier_length(&commit->file, &found);
     if (r)
         return tier_problem(problem, tier, r, "examine", commit->temporary);
     if (found != length)
         return tier_problem(problem, tier, -EIO, "commit (its length is not what was written)", commit->temporary);
-    reached(&commit->hook, COMMIT_LENGTH_COMPARED);
+    point_reached(commit->tier->hook, POINT_LENGTH_COMPARED);
     commit->open = false;
     r = tier_close(&commit->file);
     return r ? tier_problem(problem, tier, r, "close", commit->temporary) : 0;
@@ -155,7 +131,10 @@ static int clear_the_way(struct tier *tier, const char *job, struct version_id v
     snprintf(name, sizeof name, "%s.bad", file);
     layout_file(job, version, name, aside);
     r = tier_rename(tier, manifest_path, aside);
-    return r ? tier_problem(problem, tier, r, "set aside the damaged", manifest_path) : 0;
+    if (r)
+        return tier_problem(problem, tier, r, "set aside the damaged", manifest_path);
+    point_reached(tier->hook, POINT_MANIFEST_SET_ASIDE);
+    return 0;
 }
 
 struct manifest_paths {
@@ -179,11 +158,11 @@ static int publish_data(struct commit *commit, const struct manifest *manifest, 
     r = rename_temporary(commit->tier, commit->temporary, path, problem);
     if (r)
         return r;
-    reached(&commit->hook, COMMIT_DATA_RENAMED);
+    point_reached(commit->tier->hook, POINT_DATA_RENAMED);
     r = sync_version(commit->tier, commit->job, commit->version, problem);
     if (r)
         return r;
-    reached(&commit->hook, COMMIT_DATA_DIRECTORY_SYNCED);
+    point_reached(commit->tier->hook, POINT_DATA_DIRECTORY_SYNCED);
     return 0;
 }
 
@@ -192,17 +171,17 @@ static int publish_manifest(struct commit *commit, const struct manifest_paths *
     int r = tier_write_file(commit->tier, paths->temporary, text, length);
     if (r)
         return tier_problem(problem, commit->tier, r, "write", paths->temporary);
-    reached(&commit->hook, COMMIT_MANIFEST_WRITTEN);
+    point_reached(commit->tier->hook, POINT_MANIFEST_WRITTEN);
     r = rename_temporary(commit->tier, paths->temporary, paths->final, problem);
     if (r) {
         (void)tier_unlink(commit->tier, paths->temporary);
         return r;
     }
-    reached(&commit->hook, COMMIT_MANIFEST_RENAMED);
+    point_reached(commit->tier->hook, POINT_MANIFEST_RENAMED);
     r = sync_version(commit->tier, commit->job, commit->version, problem);
     if (r)
         return r;
-    reached(&commit->hook, COMMIT_MANIFEST_DIRECTORY_SYNCED);
+    point_reached(commit->tier->hook, POINT_MANIFEST_DIRECTORY_SYNCED);
     return 0;
 }
 
@@ -214,7 +193,7 @@ int commit_finish(struct commit *commit, const struct manifest *manifest, struct
     manifest_data_name(summary->rank, summary->codec, data_name);
     assert(strcmp(summary->data_file, data_name) == 0);
 
-    reached(&commit->hook, COMMIT_DATA_WRITTEN);
+    point_reached(commit->tier->hook, POINT_DATA_WRITTEN);
     CLEANUP(freep) char *text = NULL;
     size_t length;
     struct manifest_paths paths;
@@ -254,6 +233,6 @@ int commit_absent(struct tier *tier, const char *job, struct version_id version,
     if (r)
         return problem_set(problem, r, "tier %s: cannot write down that rank %u has no part: %s", tier->name,
                            summary->rank, strerror(-r));
-    r = tier_publish_once(tier, paths.final, paths.temporary, text, length);
+    r = tier_publish_once(tier, paths.final, paths.temporary, text, length, POINT_ABSENT_WRITTEN);
     return r < 0 ? tier_problem(problem, tier, r, "publish", paths.final) : 0;
 }

@@ -9,7 +9,7 @@
  *   synced -> only then reported
  *
  * The directories above were made and synced before the data was created (commit_begin). Each
- * arrow is a named fault point. After any sync or close error nothing is retried in place: the
+ * arrow is a named fault point (point.h). After any sync or close error nothing is retried in place: the
  * caller rewrites under a new name. A file named by a manifest is never opened for writing.
  *
  * A part that is committed stays as it is: a second commit of the same rank is refused (-EEXIST),
@@ -21,28 +21,6 @@
 #include "tiers/layout.h"
 #include "tiers/tier.h"
 
-enum commit_point {
-    COMMIT_DIRECTORIES_MADE,
-    COMMIT_DATA_CREATED,
-    COMMIT_DATA_WRITTEN,
-    COMMIT_DATA_SYNCED,
-    COMMIT_LENGTH_COMPARED,
-    COMMIT_DATA_RENAMED,
-    COMMIT_DATA_DIRECTORY_SYNCED,
-    COMMIT_MANIFEST_WRITTEN, /* and synced */
-    COMMIT_MANIFEST_RENAMED,
-    COMMIT_MANIFEST_DIRECTORY_SYNCED,
-    COMMIT_COMPLETE_PUBLISHED,
-    COMMIT_POINT_COUNT,
-};
-const char *commit_point_name(enum commit_point point);
-
-/* Called at each point, if set: tests and CKPTD_CRASH_AT=<point>[:n] kill the process there. */
-struct commit_hook {
-    void (*reached)(void *context, enum commit_point point);
-    void *context;
-};
-
 struct commit {
     struct tier *tier;
     char job[256]; /* escaped: the directory's name */
@@ -52,13 +30,12 @@ struct commit {
     char temporary[TIER_PATH_MAX];
     struct tier_file file; /* open for writing from commit_begin to commit_finish */
     bool open;
-    struct commit_hook hook;
 };
 
 /* Makes the version's directories durable and creates the temporary data file (preallocated to
  * `size`, rounded up). Blocking. On failure nothing is left. */
 int commit_begin(struct commit *commit, struct tier *tier, const char *job, struct version_id version, uint32_t rank,
-                 uint64_t nonce, uint64_t size, struct commit_hook hook, struct problem *problem) MUST_CHECK;
+                 uint64_t nonce, uint64_t size, struct problem *problem) MUST_CHECK;
 /* All bytes are written: truncates to the manifest's data_length, then the order above. Blocking.
  * On failure the temporary is unlinked where possible and the commit is over. */
 int commit_finish(struct commit *commit, const struct manifest *manifest, struct problem *problem) MUST_CHECK;
@@ -77,4 +54,4 @@ int commit_absent(struct tier *tier, const char *job, struct version_id version,
  * other negative errno: the tier. Reads little while parts are missing, so it may be called often. */
 enum { COMMIT_E_INCOMPLETE = 1, COMMIT_E_ABSENT = 2 };
 int commit_complete(struct tier *tier, const char *job, struct version_id version, uint64_t nonce,
-                    struct commit_hook hook, struct problem *problem) MUST_CHECK;
+                    struct problem *problem) MUST_CHECK;

@@ -83,7 +83,7 @@ int retention_pin(struct tier *tier, const char *job, struct version_id version,
     if (r)
         return tier_problem(problem, tier, r, "examine", directory);
     int length = snprintf(text, sizeof text, "%" PRIu64 "\n", (uint64_t)min_u64(expiry_ns, INT64_MAX));
-    r = tier_publish(tier, path, temporary, text, (size_t)length);
+    r = tier_publish(tier, path, temporary, text, (size_t)length, POINT_PIN_WRITTEN);
     if (r == -ENOENT) /* it went to the trash meanwhile */
         return TIER_E_ABSENT;
     return r ? tier_problem(problem, tier, r, "make the pin", path) : 0;
@@ -96,6 +96,8 @@ int retention_unpin(struct tier *tier, const char *job, struct version_id versio
     if (r)
         return r;
     r = tier_unlink(tier, path);
+    if (r == 0)
+        point_reached(tier->hook, POINT_PIN_REMOVED);
     return r < 0 ? tier_problem(problem, tier, r, "remove the pin", path) : r;
 }
 

@@ -26,6 +26,8 @@ static int reap_file(struct reap *reap, const char *directory, const char *name)
     int r = tier_unlink(reap->tier, path);
     if (r < 0)
         return tier_problem(reap->problem, reap->tier, r, "remove the left-over", path);
+    if (r == 0)
+        point_reached(reap->tier->hook, POINT_TEMPORARY_REAPED);
     reap->count += r == 0;
     return 0;
 }

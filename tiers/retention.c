@@ -128,6 +128,7 @@ static int put_back(const struct sweep *sweep, const char *trash, struct version
         return 0; /* somebody else did, or the name is taken: it stays in the trash while it is pinned */
     if (r)
         return tier_problem(sweep->problem, sweep->tier, r, "put back the pinned", path);
+    point_reached(sweep->tier->hook, POINT_TRASH_PUT_BACK);
     return sync_both(sweep, version.generation);
 }
 
@@ -139,15 +140,19 @@ static int trash_version(const struct sweep *sweep, struct version_id version, c
     /* Its time stamp tells later when the grace is over; set before, so that a crash in between
      * does not leave a directory in the trash that looks old. */
     int r = tier_touch(sweep->tier, path);
-    if (r == 0)
+    if (r == 0) {
+        point_reached(sweep->tier->hook, POINT_TRASH_TOUCHED);
         r = tier_rename(sweep->tier, path, trash);
+    }
     if (r == TIER_E_ABSENT)
         return r;
     if (r)
         return tier_problem(sweep->problem, sweep->tier, r, "move to the trash", path);
+    point_reached(sweep->tier->hook, POINT_TRASH_RENAMED);
     r = sync_both(sweep, version.generation);
     if (r)
         return r;
+    point_reached(sweep->tier->hook, POINT_TRASH_SYNCED);
     CLEANUP(tier_entries_deinit) struct tier_entries entries = {0};
     r = tier_list(sweep->tier, trash, &entries);
     if (r < 0)
@@ -177,8 +182,11 @@ static int remove_with_files(const struct sweep *sweep, const char *directory, c
         int r = unlink_entry(sweep, directory, &entries->items[i]);
         if (r)
             return r;
+        point_reached(sweep->tier->hook, POINT_TRASH_FILE_REMOVED);
     }
     int r = tier_remove_directory(sweep->tier, directory);
+    if (r == 0)
+        point_reached(sweep->tier->hook, POINT_TRASH_DIRECTORY_REMOVED);
     /* Not empty: somebody has a file open over NFS, which keeps a name for it. The next sweep comes again. */
     if (r == TIER_E_ABSENT || r == -ENOTEMPTY)
         return 0;
@@ -194,6 +202,7 @@ static bool ends_in(const char *name, const char *suffix) {
  * there again, a pin among it, and what is put back for its sake must not be listed without its data. */
 static int remove_trash(const struct sweep *sweep, const char *trash, const struct tier_entries *entries) {
     static const char *const promises[] = {"complete.json", ".json"};
+    static const enum point points[] = {POINT_TRASH_COMPLETE_REMOVED, POINT_TRASH_MANIFESTS_REMOVED};
     for (size_t k = 0; k < ARRAY_SIZE(promises); k++) {
         bool removed = false;
         for (size_t i = 0; i < entries->count; i++) {
@@ -209,6 +218,8 @@ static int remove_trash(const struct sweep *sweep, const char *trash, const stru
             return 0; /* somebody else empties it, too */
         if (r)
             return tier_problem(sweep->problem, sweep->tier, r, "sync the directory", trash);
+        if (removed)
+            point_reached(sweep->tier->hook, points[k]);
     }
     return remove_with_files(sweep, trash, entries);
 }

@@ -332,23 +332,33 @@ static int sync_parent(struct tier *tier, const char *path) {
     return tier_sync_directory(tier, parent);
 }
 
-int tier_publish(struct tier *tier, const char *path, const char *temporary, const void *data, size_t size) {
+int tier_publish(struct tier *tier, const char *path, const char *temporary, const void *data, size_t size,
+                 enum point first) {
     int r = tier_write_file(tier, temporary, data, size);
     if (r)
         return r;
+    point_reached(tier->hook, first);
     r = tier_rename(tier, temporary, path);
     if (r) {
         (void)tier_unlink(tier, temporary);
         return r == TIER_E_ABSENT ? -ENOENT : r;
     }
-    return sync_parent(tier, path);
+    point_reached(tier->hook, first + 1);
+    r = sync_parent(tier, path);
+    if (r == 0)
+        point_reached(tier->hook, first + 2);
+    return r;
 }
 
-int tier_publish_once(struct tier *tier, const char *path, const char *temporary, const void *data, size_t size) {
+int tier_publish_once(struct tier *tier, const char *path, const char *temporary, const void *data, size_t size,
+                      enum point first) {
     int r = tier_write_file(tier, temporary, data, size);
     if (r)
         return r;
+    point_reached(tier->hook, first);
     int linked = tier_link(tier, temporary, path);
+    if (linked == 0)
+        point_reached(tier->hook, first + 1);
     int unlinked = tier_unlink(tier, temporary);
     if (linked == TIER_E_ABSENT)
         return -ENOENT;
@@ -356,9 +366,13 @@ int tier_publish_once(struct tier *tier, const char *path, const char *temporary
         return linked;
     if (unlinked < 0)
         return unlinked;
+    point_reached(tier->hook, first + 2);
     /* Also for the one who lost: he goes on relying on a name that the winner may not have synced yet. */
     r = sync_parent(tier, path);
-    return r ? r : linked;
+    if (r)
+        return r;
+    point_reached(tier->hook, first + 3);
+    return linked;
 }
 
 void tier_path_text(const struct tier *tier, const char *path, char ret_text[TIER_PATH_MAX * 2]) {

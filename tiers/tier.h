@@ -22,6 +22,7 @@
 #include "base/loop.h"
 #include "base/problem.h"
 #include "proto/codes.h"
+#include "tiers/point.h"
 
 #define TIER_PATH_MAX 1024
 #define TIER_NAME_MAX 64
@@ -107,6 +108,7 @@ struct tier {
     char root[TIER_PATH_MAX]; /* for messages; empty for mem */
     const struct tier_ops *ops;
     void *self;
+    struct point_hook hook; /* set by the owner before anybody else uses the tier */
     struct tier_counters counters;
 };
 
@@ -142,7 +144,7 @@ struct tier_fault_options {
 int tier_fault_new(struct tier *inner, const struct tier_fault_options *options, struct tier **ret_tier) MUST_CHECK;
 /* How often it fired. */
 uint64_t tier_fault_fired(const struct tier *tier);
-/* Parses "write:3:eio", "any:7:enospc+" ('+': from then on), as in ckptd.conf and CKPTD_FAULT. */
+/* Parses "write:3:eio", "any:7:enospc+" ('+': from then on), as in ckptd.conf. */
 int tier_fault_parse(const char *text, struct tier_fault_options *ret_options, struct problem *problem) MUST_CHECK;
 int tier_delay_new(struct tier *inner, uint64_t delay_ms, struct tier **ret_tier) MUST_CHECK;
 
@@ -177,11 +179,15 @@ void tier_entries_deinit(struct tier_entries *entries);
 /* Small files, whole. tier_read_file: at most `limit` bytes from the start (+ a NUL that does not
  * count); the caller frees. tier_publish: temporary file, write, sync, rename to `path`, directory
  * sync. tier_publish_once: the same with link(2): TIER_E_EXISTS if somebody was first (then nothing
- * is left behind). `temporary` is the path of the temporary file, in the same directory. */
+ * is left behind). `temporary` is the path of the temporary file, in the same directory; `first` is the
+ * first of the fault points that it passes, in the order of the enumeration: written, renamed, published,
+ * or written, linked, unlinked, published. */
 int tier_write_file(struct tier *tier, const char *path, const void *data, size_t size); /* create .. sync, close */
 int tier_read_file(struct tier *tier, const char *path, uint64_t limit, char **ret_data, size_t *ret_size);
-int tier_publish(struct tier *tier, const char *path, const char *temporary, const void *data, size_t size);
-int tier_publish_once(struct tier *tier, const char *path, const char *temporary, const void *data, size_t size);
+int tier_publish(struct tier *tier, const char *path, const char *temporary, const void *data, size_t size,
+                 enum point first);
+int tier_publish_once(struct tier *tier, const char *path, const char *temporary, const void *data, size_t size,
+                      enum point first);
 
 /* "<root>/<path>" for messages and for people. */
 void tier_path_text(const struct tier *tier, const char *path, char ret_text[TIER_PATH_MAX * 2]);

@@ -49,6 +49,7 @@ static int add(struct roots *roots, const char *name, const char *path, enum lev
     int r = tier_posix_new(&options, &root->tier, &problem);
     if (r < 0)
         return ctl_fail(STATUS_STORAGE, "%s", problem_text(&problem, r));
+    root->tier->hook = point_hook_from_environment();
     snprintf(root->job, sizeof root->job, "%s", job ? job : "");
     roots->count++;
     return STATUS_OK;

@@ -149,9 +149,8 @@ static int drain_version(struct draining *draining, const struct inventory_versi
     if (status != STATUS_OK)
         return status;
     struct problem problem = PROBLEM_NONE;
-    struct commit_hook hook = {0};
     struct tier *to = inventory->roots->items[inventory->roots->count - 1].tier;
-    int r = commit_complete(to, inventory->job, version->id, ctl_nonce(), hook, &problem);
+    int r = commit_complete(to, inventory->job, version->id, ctl_nonce(), &problem);
     if (r != 0)
         return ctl_fail(r < 0 ? ctl_status(r) : STATUS_PROBLEM, "%s",
                         r < 0 ? problem_text(&problem, r) : "parts are missing");

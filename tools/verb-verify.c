@@ -118,8 +118,7 @@ static bool repair_part(struct verifying *verifying, size_t root, struct version
 static void repair_index(struct verifying *verifying, size_t root, struct version_id id) {
     struct tier *tier = verifying->inventory->roots->items[root].tier;
     struct problem problem = PROBLEM_NONE;
-    struct commit_hook hook = {0};
-    int r = commit_complete(tier, verifying->inventory->job, id, ctl_nonce(), hook, &problem);
+    int r = commit_complete(tier, verifying->inventory->job, id, ctl_nonce(), &problem);
     if (r == 0) {
         if (!verifying->findings)
             printf("REPAIRED  %s  %" PRIu64 "/%" PRIu64 "  the index\n", root_label(verifying->inventory->roots, root),

@@ -204,8 +204,7 @@ static void make_part(const struct recipe *recipe, uint32_t rank) {
         die(r, NULL, "pieces");
 
     struct commit commit;
-    struct commit_hook hook = {0};
-    r = commit_begin(&commit, recipe->tier, recipe->job, recipe->version, rank, rank + 1, size, hook, &problem);
+    r = commit_begin(&commit, recipe->tier, recipe->job, recipe->version, rank, rank + 1, size, &problem);
     if (r != 0)
         die(r, &problem, "begin");
     write_chunks(&commit, recipe, image, &manifest);
@@ -236,7 +235,7 @@ static void make_run(const struct recipe *recipe, const char *resumes) {
         die(-EIO, NULL, "directories");
     strcat(path, "/run");
     snprintf(temporary, sizeof temporary, "%s.tmp", path);
-    if (tier_publish_once(recipe->tier, path, temporary, text, size) < 0)
+    if (tier_publish_once(recipe->tier, path, temporary, text, size, POINT_COMPLETE_WRITTEN) < 0)
         die(-EIO, NULL, "run file");
     free(text);
 }
@@ -267,8 +266,7 @@ int main(int argc, char **argv) {
         if (only < 0 || only == (int)rank)
             make_part(&recipe, rank);
     }
-    struct commit_hook hook = {0};
-    r = only < 0 ? commit_complete(recipe.tier, recipe.job, recipe.version, 1, hook, &problem) : 0;
+    r = only < 0 ? commit_complete(recipe.tier, recipe.job, recipe.version, 1, &problem) : 0;
     if (r != 0)
         die(r, &problem, "complete");
     tier_free(recipe.tier);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tiers that fail, and a daemon that dies at each point of a commit. */
 #include "tests/functional/support.h"
-#include "tiers/commit.h"
+#include "tiers/point.h"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -109,10 +109,10 @@ static void flipped_bits_are_never_restored(void) {
 static void crash_at_every_commit_point(void) {
     allow_on_demand();
     configure(&(struct settings){.local = "keep = 100", .parallel = "keep = 100"});
-    for (int point = 0; point < COMMIT_POINT_COUNT; point++)
+    for (enum point point = 0; point <= POINT_COMPLETE_PUBLISHED; point++)
         for (unsigned nth = 1; nth <= 3; nth += 2) {
             char where[64], job[64];
-            snprintf(where, sizeof where, "%s:%u", commit_point_name(point), nth);
+            snprintf(where, sizeof where, "%s:%u", point_name(point), nth);
             snprintf(job, sizeof job, "crash-%d-%u", point, nth);
             unlink(test_path("sock"));
             daemon_start_with("CKPTD_CRASH_AT", where);

@@ -161,7 +161,7 @@ int commit_part(struct tier *tier, const struct part_plan *plan, uint64_t nonce,
     plan_manifest(plan, chunks, (TEST_SIZE + TEST_CHUNK - 1) / TEST_CHUNK, length, &piece, &manifest);
 
     struct commit commit;
-    int r = commit_begin(&commit, tier, TEST_JOB, plan->version, plan->rank, nonce, TEST_SIZE, plan->hook, problem);
+    int r = commit_begin(&commit, tier, TEST_JOB, plan->version, plan->rank, nonce, TEST_SIZE, problem);
     if (r)
         return r;
     r = tier_write(&commit.file, file, align_up(length, TIER_ALIGNMENT), 0);
@@ -174,7 +174,7 @@ int commit_part(struct tier *tier, const struct part_plan *plan, uint64_t nonce,
 }
 
 int complete_version(struct tier *tier, struct version_id version, struct problem *problem) {
-    return commit_complete(tier, TEST_JOB, version, 99, (struct commit_hook){0}, problem);
+    return commit_complete(tier, TEST_JOB, version, 99, problem);
 }
 
 void make_version(struct tier *tier, struct version_id version, uint32_t world) {

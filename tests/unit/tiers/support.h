@@ -52,7 +52,6 @@ struct part_plan {
     uint32_t rank, world;
     enum codec codec;
     const char *run_id; /* NULL: TEST_RUN */
-    struct commit_hook hook;
 };
 /* The bytes of the image, and a manifest for them with one global tensor "w" cut over the ranks. */
 void plan_image(const struct part_plan *plan, char ret_image[TEST_SIZE]);

@@ -161,8 +161,7 @@ static void test_abandon(void **state) {
     struct tier *tier = tier_of(state);
     struct problem problem = PROBLEM_NONE;
     struct commit commit;
-    assert_fine(commit_begin(&commit, tier, TEST_JOB, version, 0, 1, 1000, (struct commit_hook){0}, &problem),
-                &problem);
+    assert_fine(commit_begin(&commit, tier, TEST_JOB, version, 0, 1, 1000, &problem), &problem);
     struct tier_entry entry;
     assert_int_equal(tier_stat(tier, commit.temporary, &entry), 0);
     commit_abandon(&commit);
@@ -175,7 +174,7 @@ static void test_short_data(void **state) {
     struct tier *tier = new_mem("m");
     struct problem problem = PROBLEM_NONE;
     struct commit commit;
-    assert_fine(commit_begin(&commit, tier, TEST_JOB, version, 0, 1, 0, (struct commit_hook){0}, &problem), &problem);
+    assert_fine(commit_begin(&commit, tier, TEST_JOB, version, 0, 1, 0, &problem), &problem);
     struct manifest manifest = {.summary = {.generation = version.generation, .step = version.step, .world = 1}};
     struct digest digest = {0};
     struct manifest_chunk chunk = {.stored_length = 4096, .raw_length = 4096, .digest = digest};
@@ -195,24 +194,22 @@ static void test_short_data(void **state) {
 /* Killed. */
 
 struct killer {
-    enum commit_point point;
+    enum point point;
 };
 
-static void kill_there(void *context, enum commit_point point) {
+static void kill_there(void *context, enum point point) {
     if (((struct killer *)context)->point == point)
         kill(getpid(), SIGKILL);
 }
 
 /* Commits and completes in a child that dies at the point. */
-static void die_at(struct tier *tier, const struct part_plan *plan, enum commit_point point) {
+static void die_at(struct tier *tier, const struct part_plan *plan, enum point point) {
     pid_t pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
         struct killer killer = {point};
-        struct part_plan dying = *plan;
-        dying.hook = (struct commit_hook){kill_there, &killer};
-        if (commit_part(tier, &dying, 77, NULL) == 0 &&
-            commit_complete(tier, TEST_JOB, plan->version, 77, dying.hook, NULL) == 0)
+        tier->hook = (struct point_hook){kill_there, &killer};
+        if (commit_part(tier, plan, 77, NULL) == 0 && commit_complete(tier, TEST_JOB, plan->version, 77, NULL) == 0)
             _exit(0);
         _exit(1);
     }
@@ -223,22 +220,23 @@ static void die_at(struct tier *tier, const struct part_plan *plan, enum commit_
 
 static void test_killed(void **state, enum codec codec) {
     struct tier *tier = tier_of(state);
-    for (enum commit_point point = 0; point < COMMIT_POINT_COUNT; point++) {
+    for (enum point point = 0; point <= POINT_COMPLETE_PUBLISHED; point++) {
         struct part_plan plan = {.version = {1, 100 + point}, .rank = 0, .world = 1, .codec = codec};
         struct problem problem = PROBLEM_NONE;
         die_at(tier, &plan, point);
         bool complete = is_complete(tier, plan.version);
-        assert_int_equal(complete, point >= COMMIT_COMPLETE_PUBLISHED);
+        assert_int_equal(complete, point >= POINT_COMPLETE_LINKED);
         int r = catalog_check(tier, TEST_JOB, plan.version, &problem);
         assert_int_equal(r, complete ? 0 : TIER_E_ABSENT);
         /* The manifest is there or not; if it is, every byte is. */
         r = read_back(tier, &plan, &problem);
-        assert_int_equal(r, point >= COMMIT_MANIFEST_RENAMED ? 0 : TIER_E_ABSENT);
+        assert_int_equal(r, point >= POINT_MANIFEST_RENAMED ? 0 : TIER_E_ABSENT);
 
         /* Another process goes on where this one died. */
         uint32_t reaped;
         assert_fine(retention_reap(tier, TEST_JOB, 1, 0, &reaped, &problem), &problem);
-        bool left = point == COMMIT_MANIFEST_WRITTEN || (point >= COMMIT_DATA_CREATED && point < COMMIT_DATA_RENAMED);
+        bool left = point == POINT_MANIFEST_WRITTEN || (point >= POINT_DATA_CREATED && point < POINT_DATA_RENAMED) ||
+                    point == POINT_COMPLETE_WRITTEN || point == POINT_COMPLETE_LINKED;
         assert_int_equal(reaped, left);
         if (r == TIER_E_ABSENT)
             assert_fine(commit_part(tier, &plan, 78, &problem), &problem);
@@ -253,10 +251,10 @@ static void test_killed_raw(void **state) { test_killed(state, CODEC_RAW); }
 static void test_killed_lz4(void **state) { test_killed(state, CODEC_LZ4); }
 
 static void test_point_names(void **state) {
-    for (enum commit_point point = 0; point < COMMIT_POINT_COUNT; point++) {
-        assert_true(commit_point_name(point)[0]);
-        for (enum commit_point other = 0; other < point; other++)
-            assert_string_not_equal(commit_point_name(point), commit_point_name(other));
+    for (enum point point = 0; point < POINT_COUNT; point++) {
+        assert_true(point_name(point)[0]);
+        for (enum point other = 0; other < point; other++)
+            assert_string_not_equal(point_name(point), point_name(other));
     }
 }
 
