@@ -50,7 +50,7 @@ BODY(message_device_pool, 24);
 BODY(message_device_memory, 112);
 BODY(message_device_chunk, 32);
 BODY(message_device_drop, 8);
-BODY(message_device_probe, 24);
+BODY(message_device_probe, 32);
 BODY(message_device_probed, 16);
 BODY(message_device_usage_is, 32);
 

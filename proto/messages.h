@@ -358,6 +358,8 @@ struct message_device_probe {
     uint32_t memory;
     uint32_t reserved;
     uint64_t offset, nonce;
+    uint64_t free_bytes; /* of the device, as the client sees it now: the daemon, which cannot know that without
+                            a context, learns from it what its context takes. 0: not known */
 };
 
 enum { DEVICE_PROBED_REFUSED = 1 << 0 /* push instead; the tail says why */ };
