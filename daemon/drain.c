@@ -40,6 +40,7 @@ struct drain {
     struct lane *lane;
     uint32_t lane_index;
     enum drain_state state;
+    uint64_t begun_ns;  /* this try; from FINISHING on: the commit */
     bool queued_active; /* in lane->active, not lane->waiting */
     uint32_t tries;
     struct commit commit;
@@ -76,6 +77,7 @@ static void watch_elapsed(struct loop_op *op) {
     if (waits_for_tier && drain->watched == drain->progress && !drain->stuck) {
         drain->stuck = true;
         lane->stuck_workers++;
+        part_trace(drain->part, TRACE_STUCK, lane, 0, true);
         struct problem problem = PROBLEM_NONE;
         problem_set(&problem, -ETIMEDOUT, "tier %s: no answer from %s for %llu s; a worker is stuck there",
                     lane->config.name, lane->tier->root,
@@ -169,6 +171,7 @@ static void drain_supersede(struct drain *drain) {
     struct part *part = drain->part;
     uint32_t index = drain->lane_index;
     drain_server(drain)->counters.parts_superseded++;
+    part_trace(part, TRACE_SUPERSEDED, drain->lane, 0, true);
     drain_end(drain);
     part_drain_over(part, index);
 }
@@ -317,6 +320,8 @@ static void drain_error(struct drain *drain, int error, const struct problem *pr
         drain_there_already(drain);
         return;
     }
+    part_trace(drain->part, drain->state == DRAIN_FINISHING ? TRACE_COMMIT : TRACE_DRAIN, drain->lane, drain->begun_ns,
+               true);
     drain->tries++;
     drain->problem = *problem;
     lane_error(drain->lane, problem);
@@ -355,6 +360,7 @@ static void drain_begin(struct drain *drain) {
     lane->active_count++;
     drain->queued_active = true;
     drain->state = DRAIN_BEGINNING;
+    drain->begun_ns = loop_now(lane->server->loop);
     drain->commit.nonce = server_nonce(lane->server);
     watch_start(drain);
     loop_work(lane->server->loop, &drain->op, lane->group, begin_run, begin_done);
@@ -648,6 +654,7 @@ static void finish_done(struct loop_op *op) {
         return;
     }
     drain_server(drain)->counters.parts_committed++;
+    part_trace(part, TRACE_COMMIT, drain->lane, drain->begun_ns, false);
     part_committed(part, drain->lane_index);
     drain_over_with(drain, version_committed);
 }
@@ -668,6 +675,8 @@ void drain_advance(struct drain *drain) {
     if (drain->state != DRAIN_WRITING)
         return;
     if (drain->written == part->chunk_count && part->state == PART_CAPTURED) {
+        part_trace(part, TRACE_DRAIN, drain->lane, drain->begun_ns, false);
+        drain->begun_ns = loop_now(drain_server(drain)->loop);
         drain->state = DRAIN_FINISHING;
         loop_work(drain_server(drain)->loop, &drain->op, drain->lane->group, finish_run, finish_done);
         return;

@@ -71,6 +71,7 @@ int job_get(struct server *server, const char *name, const char *parallel_root, 
     }
     snprintf(job->name, sizeof job->name, "%s", name);
     snprintf(job->parallel_root, sizeof job->parallel_root, "%s", parallel_root);
+    job->trace_name = trace_name(server->trace, name);
     TAILQ_INIT(&job->versions);
     struct lane *lane;
     TAILQ_FOREACH(lane, &server->lanes, link) {
@@ -291,6 +292,12 @@ static void version_complete(struct version *version, uint32_t lane) {
     version->lanes[lane].complete = true;
     job->complete_generation[lane] = max_u64(job->complete_generation[lane], version->id.generation);
     server->counters.versions_complete++;
+    trace_add(server->trace, &(struct trace_record){.kind = TRACE_COMPLETE,
+                                                    .generation = version->id.generation,
+                                                    .step = version->id.step,
+                                                    .rank = TRACE_RANK_NONE,
+                                                    .job = job->trace_name,
+                                                    .tier = job->lanes[lane]->trace_name});
     uint64_t now = loop_wall(server->loop);
     job_note_durable(job, job->lanes[lane]->config.level, version->id, now);
     for (uint32_t i = 0; i < lane; i++) /* what is older may go there, too, complete or not */

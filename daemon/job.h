@@ -77,7 +77,8 @@ struct job {
     char name[MANIFEST_JOB_MAX];
     char directory[256];               /* the name escaped: for layout_...() only */
     char parallel_root[TIER_PATH_MAX]; /* CKPT_DIR, or empty */
-    struct lane *lanes[LANES_MAX];     /* shallow first */
+    uint16_t trace_name;
+    struct lane *lanes[LANES_MAX]; /* shallow first */
     uint32_t lane_count;
     uint32_t decider; /* index of the lane whose run file decides */
 

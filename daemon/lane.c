@@ -81,6 +81,7 @@ int lane_new(struct server *server, const struct config_tier *config, struct tie
     tier->hook = server->point_hook;
     lane->refs = 1;
     lane->from_job = from_job;
+    lane->trace_name = trace_name(server->trace, config->name);
     TAILQ_INIT(&lane->waiting);
     TAILQ_INIT(&lane->active);
     TAILQ_INSERT_TAIL(&server->lanes, lane, link);

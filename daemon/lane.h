@@ -20,6 +20,7 @@ struct lane {
     struct loop_group *group;
     uint32_t refs;
     bool from_job; /* CKPT_DIR */
+    uint16_t trace_name;
 
     struct drain_list waiting; /* in order */
     struct drain_list active;

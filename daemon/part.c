@@ -169,6 +169,25 @@ static void capture_run(struct loop_op *op) {
 
 /* ---- on the control thread ---- */
 
+void part_trace(const struct part *part, enum trace_kind kind, const struct lane *lane, uint64_t begin_ns,
+                bool failed) {
+    trace_add(part->server->trace, &(struct trace_record){.kind = kind,
+                                                          .begin_ns = begin_ns,
+                                                          .generation = part->version->id.generation,
+                                                          .step = part->version->id.step,
+                                                          .bytes = part->source.image_size,
+                                                          .rank = part->rank,
+                                                          .flags = failed ? TRACE_FAILED : 0,
+                                                          .job = part->version->job->trace_name,
+                                                          .tier = lane ? lane->trace_name : TRACE_NAME_NONE});
+}
+
+static void stall_over(struct part *part) {
+    if (part->stalled_ns)
+        part_trace(part, TRACE_STALL, NULL, part->stalled_ns, false);
+    part->stalled_ns = 0;
+}
+
 static void drains_advance(struct part *part) {
     for (uint32_t i = 0; i < LANES_MAX; i++)
         if (part->drains[i])
@@ -232,6 +251,8 @@ static void capture_over(struct part *part, int result) {
     struct server *server = part->server;
     struct session *session = part->session;
     pool_unwait(server->pool, &part->waiter);
+    stall_over(part);
+    part_trace(part, TRACE_CAPTURE, NULL, part->begun_ns, result != 0);
     release_source(part);
     part->session = NULL;
     loop_cancel(server->loop, &part->look);
@@ -328,6 +349,7 @@ static void look_elapsed(struct loop_op *op) {
     }
     if (loop_op_busy(&part->capture.op) && part->looked_captured == part->captured && !part->stuck) {
         part->stuck = true;
+        part_trace(part, TRACE_STUCK, NULL, 0, true);
         log_error(server->log, "a capture worker is stuck in the memory of process %d job=%s rank=%u",
                   part->source.peer->pid, part->version->job->name, part->rank);
         if (loop_group_relieve(server->capturers) < 0)
@@ -347,6 +369,7 @@ static void room_came(struct pool_waiter *waiter) { part_capture_next(CONTAINER_
 void part_begin(struct part *part) {
     if (part->state != PART_CAPTURING)
         return;
+    part->begun_ns = loop_now(part->server->loop);
     look_start(part);
     part_capture_next(part);
 }
@@ -376,9 +399,12 @@ void part_capture_next(struct part *part) {
         capture->count++;
     }
     if (!capture->count) {
+        if (!part->stalled_ns)
+            part->stalled_ns = loop_now(part->server->loop);
         pool_wait(part->server->pool, &part->waiter);
         return;
     }
+    stall_over(part);
     loop_work(part->server->loop, &capture->op, part->server->capturers, capture_run, capture_done);
 }
 

@@ -60,6 +60,7 @@ struct part {
     struct word_map *word;
     uint16_t counter;
     uint64_t created_wall_ns;
+    uint64_t begun_ns, stalled_ns; /* its capture; since when that waits for room, or 0 */
     uint32_t chunk_size, chunk_count;
     struct chunk *chunks;
     uint32_t captured; /* contiguous chunks */
@@ -125,6 +126,9 @@ bool part_revoked(struct part *part);
 void part_push_lost(struct part *part);
 /* The client is gone: a pushed capture cannot go on; others do, as long as their source can be read. */
 void part_session_gone(struct part *part);
+
+/* Notes what happened to it, in this tier of its job's or (NULL) in none. */
+void part_trace(const struct part *part, enum trace_kind kind, const struct lane *lane, uint64_t begin_ns, bool failed);
 
 /* From drains. */
 void part_committed(struct part *part, uint32_t lane);

@@ -48,8 +48,9 @@ struct restore {
     struct version *version;
     struct version_id id;
     uint32_t world;
-    struct complete complete;  /* without its index */
-    struct holding **holdings; /* [world], made on demand */
+    uint64_t opened_ns, fetched; /* bytes */
+    struct complete complete;    /* without its index */
+    struct holding **holdings;   /* [world], made on demand */
     struct lease_list leases;
     struct fetch_list fetches;
     struct prefetch_list prefetches;
@@ -265,6 +266,7 @@ int restore_open(struct session *session, uint32_t serial, uint32_t number,
     restore->resume = (struct version_id){restore->job->run.resume_generation, restore->job->run.resume_step};
     restore->pin_nonce = server_nonce(restore->server);
     restore->pin_expiry_ns = loop_wall(restore->server->loop) + PIN_EXPIRY_NS;
+    restore->opened_ns = loop_now(restore->server->loop);
     TAILQ_INIT(&restore->leases);
     TAILQ_INIT(&restore->fetches);
     TAILQ_INIT(&restore->prefetches);
@@ -383,6 +385,7 @@ static void fetch_answer(struct fetch *fetch) {
     }
     lease->count = fetch->count;
     lease->bytes = fetch->bytes;
+    restore->fetched += fetch->bytes;
     lease->number = (restore->number << 20) + ++restore->next_lease % (1u << 20);
     TAILQ_INSERT_TAIL(&restore->leases, lease, link);
     restore->lease_count++;
@@ -580,8 +583,22 @@ static void restore_free(struct restore *restore) {
     server_settled(server);
 }
 
+static void restore_trace(const struct restore *restore) {
+    trace_add(restore->server->trace, &(struct trace_record){.kind = TRACE_RESTORE,
+                                                             .begin_ns = restore->opened_ns,
+                                                             .generation = restore->id.generation,
+                                                             .step = restore->id.step,
+                                                             .bytes = restore->fetched,
+                                                             .rank = session_rank(restore->session),
+                                                             .flags = restore->result < 0 ? TRACE_FAILED : 0,
+                                                             .job = restore->job->trace_name,
+                                                             .tier = TRACE_NAME_NONE});
+}
+
 void restore_close(struct restore *restore) {
     struct lease *lease;
+    if (restore->version || restore->result < 0)
+        restore_trace(restore);
     restore->closed = true;
     struct fetch *fetch;
     TAILQ_FOREACH(fetch, &restore->fetches, link) {

@@ -228,6 +228,8 @@ int server_new(struct loop *loop, const struct config *config, struct log *log, 
     if (!r)
         r = make_pool(server, problem);
     if (!r)
+        r = trace_new(loop, server->pool, TRACE_RECORDS, &server->trace);
+    if (!r)
         r = loop_group_new(loop, "capture", config->capture_threads, config->capture_threads + 4, &server->capturers);
     long processors = sysconf(_SC_NPROCESSORS_ONLN);
     unsigned verifiers = processors < 1 ? 1 : processors > VERIFIERS_MAX ? VERIFIERS_MAX : (unsigned)processors;
@@ -269,6 +271,7 @@ void server_free(struct server *server) {
         loop_group_free(server->encoders);
     if (server->names)
         loop_group_free(server->names);
+    trace_free(server->trace);
     pool_free(server->pool);
     free(server);
 }

@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/loop.h"
 #include "daemon/pool.h"
+#include "daemon/trace.h"
 #include "tiers/commit.h"
 #include "tiers/config.h"
 #include "tiers/tier.h"
@@ -76,6 +77,7 @@ struct server {
     struct fetch_queue fetches; /* those that wait for room among them */
     struct pool_waiter fetch_waiter;
     struct server_counters counters;
+    struct trace *trace;
     char host[256], boot_id[40];
     uid_t uid;
     uint64_t started_ns;

@@ -200,3 +200,25 @@ void session_handle_status(struct session *session, uint32_t serial) {
         session_reply(session, MESSAGE_STATUS_IS, serial, &(struct message_status_is){.size = strlen(text)}, NULL, 0,
                       fd);
 }
+
+void session_handle_trace(struct session *session, uint32_t serial) {
+    struct loop *loop = session->server->loop;
+    struct trace_text text = {0};
+    CLEANUP(closep) int fd = -1;
+    int r = trace_copy(session->server->trace, &text);
+    if (r >= 0)
+        r = fd = wire_memfd("ckptd-trace", text.data, text.size);
+    free(text.data);
+    if (r < 0) {
+        session_error(session, serial, session_code(r), NULL);
+        return;
+    }
+    struct message_trace_is trace = {
+        .size = text.size,
+        .forgotten = text.forgotten,
+        .wall_ns = loop_wall(loop) - loop_now(loop),
+        .records = text.records,
+        .names = text.names,
+    };
+    session_reply(session, MESSAGE_TRACE_IS, serial, &trace, NULL, 0, fd);
+}

@@ -163,9 +163,22 @@ static const char *take_report(struct session *session) {
     return session->job->report.text;
 }
 
+static void save_trace(struct session *session, enum trace_kind kind, uint64_t begin_ns) {
+    trace_add(session->server->trace, &(struct trace_record){.kind = kind,
+                                                             .begin_ns = begin_ns,
+                                                             .generation = session->job->run.generation,
+                                                             .step = session->save.message.step,
+                                                             .rank = session->rank,
+                                                             .job = session->job->trace_name,
+                                                             .tier = TRACE_NAME_NONE});
+}
+
 /* It waits no more; the answer comes next. */
 static void save_over(struct session *session) {
     struct pending_save *save = &session->save;
+    if (save->waits_since_ns)
+        save_trace(session, TRACE_WAIT, save->waits_since_ns);
+    save->waits_since_ns = 0;
     pool_unwait(session->server->pool, &save->waiter);
     loop_cancel(session->server->loop, &save->timer);
     save->active = false;
@@ -191,6 +204,7 @@ static void save_skip(struct session *session) {
     struct version *version = job_find_version(session->job, id);
     session->skipped++;
     session->server->counters.saves_skipped++;
+    save_trace(session, TRACE_SKIPPED, 0);
     if (version)
         version_absent(version, session->rank, "skipped: no room in the pool");
     save_answer(session, CODE_SKIPPED, 0,
@@ -341,8 +355,10 @@ void session_handle_save(struct session *session, uint32_t serial, const struct 
         message->flags & SAVE_URGENT ? URGENT_WAIT_MS : min_u64(message->busy_deadline_ms, URGENT_WAIT_MS);
     save->deadline_ns = loop_now(server->loop) + wait_ms * NANOSECONDS_PER_MS;
     session_save_try(session);
-    if (save->active)
+    if (save->active) {
+        save->waits_since_ns = loop_now(server->loop);
         save_timer_start(session);
+    }
 }
 
 void session_handle_push(struct session *session, const struct message_push *message) {

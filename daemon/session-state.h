@@ -31,7 +31,7 @@ struct pending_save {
     bool active;
     uint32_t serial;
     struct message_save message;
-    uint64_t deadline_ns;
+    uint64_t deadline_ns, waits_since_ns; /* the latter 0: it does not wait */
     struct pool_waiter waiter;
     struct loop_op timer;
 };
@@ -99,6 +99,7 @@ void session_handle_wait(struct session *session, uint32_t serial, const struct 
 void session_handle_last_durable(struct session *session, uint32_t serial, const struct message_last_durable *message);
 void session_handle_versions(struct session *session, uint32_t serial);
 void session_handle_status(struct session *session, uint32_t serial);
+void session_handle_trace(struct session *session, uint32_t serial);
 void session_handle_restore_open(struct session *session, uint32_t serial, const struct message_restore_open *message);
 void session_handle_restore_close(struct session *session, uint32_t serial, uint32_t number);
 void session_handle_fetch(struct session *session, uint32_t serial, const struct message_fetch *message);

@@ -157,6 +157,7 @@ void session_unhold(struct session *session) {
     server_settled(server);
 }
 
+uint32_t session_rank(const struct session *session) { return session->rank; }
 bool session_gone(const struct session *session) { return session->ended; }
 bool session_sending(const struct session *session) { return session->queued > 0; }
 struct server *session_server(struct session *session) {
@@ -387,6 +388,9 @@ static void handle(struct session *session, const struct wire_message *message) 
     case MESSAGE_DEVICE_RELEASE:
     case MESSAGE_DEVICE_USAGE:
         session_handle_device(session, message);
+        break;
+    case MESSAGE_TRACE:
+        session_handle_trace(session, message->serial);
         break;
     case MESSAGE_STOP:
         session_reply_ok(session, message->serial);

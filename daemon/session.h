@@ -57,6 +57,7 @@ struct session *session_next(struct server *server, struct session *after);
 void session_send_segment(struct session *session, uint32_t segment);
 struct server *session_server(struct session *session);
 struct job *session_job(struct session *session);
+uint32_t session_rank(const struct session *session);
 bool session_gone(const struct session *session);
 /* Answers are still on their way to the client. */
 bool session_sending(const struct session *session);

@@ -46,6 +46,7 @@ BODY(message_release, 8);
 BODY(message_prefetch, 8);
 BODY(message_status_is, 8);
 BODY(message_stop, 8);
+BODY(message_trace_is, 32);
 BODY(message_device_pool, 24);
 BODY(message_device_memory, 112);
 BODY(message_device_chunk, 32);

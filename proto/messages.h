@@ -301,6 +301,14 @@ struct message_status_is {
     uint64_t size; /* of the memfd: JSON */
 };
 
+/* Descriptor: a memfd with the last `records` trace_records, oldest first, then `names` trace_names. */
+struct message_trace_is {
+    uint64_t size;      /* of both */
+    uint64_t forgotten; /* records that were older */
+    uint64_t wall_ns;   /* the wall clock's time, less the records' */
+    uint32_t records, names;
+};
+
 enum { STOP_DRAIN = 0 /* drain to LOCAL first */, STOP_NOW = 1 };
 
 struct message_stop {

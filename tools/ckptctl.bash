@@ -56,10 +56,10 @@ _ckptctl() {
         mapfile -t COMPREPLY < <(compgen -W "$options" -- "$word")
         return
     fi
-    local verbs='status ls show verify export pin unpin rm drain doctor stop config help'
+    local verbs='status trace ls show verify export pin unpin rm drain doctor stop config help'
     case $verb:$positional in
     :0 | help:1) mapfile -t COMPREPLY < <(compgen -W "$verbs" -- "$word") ;;
-    ls:1 | show:1 | verify:1 | export:1 | pin:1 | unpin:1 | rm:1 | drain:1)
+    trace:1 | ls:1 | show:1 | verify:1 | export:1 | pin:1 | unpin:1 | rm:1 | drain:1)
         mapfile -t COMPREPLY < <(compgen -W "$(_ckptctl_names job ls "${roots[@]}")" -- "$word")
         ;;
     show:2 | verify:2 | export:2 | pin:2 | unpin:2 | rm:2)

@@ -34,7 +34,8 @@ enum verb_bit {
     V_STOP = 1 << 10,
     V_CONFIG = 1 << 11,
     V_HELP = 1 << 12,
-    V_ANY = (1 << 13) - 1,
+    V_TRACE = 1 << 13,
+    V_ANY = (1 << 14) - 1,
     V_ROOTS = V_LS | V_SHOW | V_VERIFY | V_EXPORT | V_PIN | V_UNPIN | V_RM | V_DRAIN | V_DOCTOR,
 };
 
@@ -49,6 +50,8 @@ static const struct verb {
     const char *help;
 } verbs[] = {
     {V_STATUS, "status", verb_status, 0, 0, "", "the daemon: pool, tiers, clients, versions in flight, last errors"},
+    {V_TRACE, "trace", verb_trace, 0, 1, "[JOB]",
+     "what the daemon did lately, as JSON for Perfetto or chrome://tracing"},
     {V_LS, "ls", verb_ls, 0, 1, "[JOB]", "jobs; or a job's versions and generations, and what each resumed from"},
     {V_SHOW, "show", verb_show, 1, 2, "JOB [VERSION]", "a version's parts and tensors"},
     {V_VERIFY, "verify", verb_verify, 1, 2, "JOB [VERSION | --all] [--repair]",

@@ -70,4 +70,5 @@ int verb_rm(struct ctl *ctl);
 int verb_drain(struct ctl *ctl);
 int verb_doctor(struct ctl *ctl);
 int verb_stop(struct ctl *ctl);
+int verb_trace(struct ctl *ctl);
 int verb_config(struct ctl *ctl);

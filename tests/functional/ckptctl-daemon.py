@@ -16,14 +16,22 @@ import threading
 
 CKPTCTL, MAKE = sys.argv[1:3]
 SEALS = 0x1 | 0x2 | 0x4 | 0x8
-HELLO, HELLO_OK, ERROR, OK, STATUS, STATUS_IS, STOP = 1, 2, 3, 4, 60, 61, 62
+HELLO, HELLO_OK, ERROR, OK, STATUS, STATUS_IS, STOP, TRACE, TRACE_IS = 1, 2, 3, 4, 60, 61, 62, 63, 64
+
+
+def sealed(name, text, seals):
+    memory = os.memfd_create(name, os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    os.write(memory, text)
+    if seals:
+        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, seals)
+    return memory
 
 
 class Daemon:
     """Serves one thread's worth of connections on `path` until closed."""
 
-    def __init__(self, path, statuses, raw=None, error=None, seals=SEALS):
-        self.statuses, self.raw, self.error, self.seals = list(statuses), raw, error, seals
+    def __init__(self, path, statuses, raw=None, error=None, seals=SEALS, trace=(0, 0, 0, b"")):
+        self.statuses, self.raw, self.error, self.seals, self.trace = list(statuses), raw, error, seals, trace
         self.stopped = None
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.listener.bind(path)
@@ -65,11 +73,13 @@ class Daemon:
             if text is None:
                 status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
                 text = json.dumps(status).encode()
-            memory = os.memfd_create("status", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
-            os.write(memory, text)
-            if self.seals:
-                fcntl.fcntl(memory, fcntl.F_ADD_SEALS, self.seals)
+            memory = sealed("status", text, self.seals)
             send(STATUS_IS, struct.pack("<Q", len(text)), [memory])
+            os.close(memory)
+        elif opcode == TRACE:
+            size, records, names, text = self.trace
+            memory = sealed("trace", text, self.seals)
+            send(TRACE_IS, struct.pack("<QQQII", size, 0, 0, records, names), [memory])
             os.close(memory)
         elif opcode == STOP:
             self.stopped = struct.unpack_from("<I", packet, 16)[0]
@@ -163,6 +173,14 @@ def main(work):
         daemon = Daemon(path, [{}], **wrong)
         run(5, "status", errors=["ckptctl: ", sentence])
         daemon.close()
+    # Traces: empty, of names that nobody uses, of sizes that do not agree, of less memory than they say.
+    for trace, wanted in (((0, 0, 0, b""), 0), ((72 + 256, 1, 1, bytes(72) + b"x" * 256), 0), ((71, 1, 0, bytes(72)), 5),
+                          ((72 << 30, 1 << 30, 0, bytes(72)), 5), ((512 * 256, 0, 512, bytes(512 * 256)), 5)):
+        daemon = Daemon(path, [{}], trace=trace)
+        text = run(wanted, "trace")
+        assert wanted or json.loads(text)["traceEvents"] == []
+        daemon.close()
+    run(4, "trace", errors=["no daemon listens on " + path])
     run(4, "status", errors=["no daemon listens on " + path])
 
 

@@ -46,6 +46,11 @@ says 'model/weights'
 
 expect 0 drain --wait --timeout 60
 expect 0 drain
+expect 0 trace
+silent
+python3 "$CKPTCTL_TESTS/ckptctl-trace.py" out live 3 nvme scratch || fail 'the trace'
+expect 0 trace nobody
+json 'it["traceEvents"] == []'
 expect 0 verify live --all
 says ' 0 bad, 0 repaired'
 expect 0 pin live 1/3

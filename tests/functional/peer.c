@@ -104,6 +104,26 @@ void peer_expect_end(struct peer *peer) {
         ;
 }
 
+unsigned peer_trace_count(uint16_t kind, uint64_t step) {
+    struct peer peer;
+    struct problem problem = PROBLEM_NONE;
+    void *map;
+    peer_connect(&peer);
+    peer_greet(&peer);
+    CHECK(peer_send(&peer, MESSAGE_TRACE, &(struct message_empty){0}, NULL, 0, -1));
+    CHECK(peer_answer(&peer) == MESSAGE_TRACE_IS);
+    const struct message_trace_is *is = peer.message.body;
+    size_t size = is->size;
+    CHECK(wire_map(peer.packet.fd, size, true, &map, &problem) == 0);
+    const struct trace_record *records = map;
+    unsigned count = 0;
+    for (uint32_t i = 0; i < is->records; i++)
+        count += records[i].kind == kind && records[i].step == step;
+    munmap(map, size);
+    peer_close(&peer);
+    return count;
+}
+
 char *peer_status(void) {
     struct peer peer;
     struct problem problem = PROBLEM_NONE;

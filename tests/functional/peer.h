@@ -3,6 +3,7 @@
 
 /* A client without the library: it says to the daemon whatever it is told to, right or wrong. */
 
+#include "proto/trace.h"
 #include "proto/wire.h"
 
 struct peer {
@@ -31,3 +32,5 @@ uint16_t peer_open_as(struct peer *peer, const char *job, uint32_t rank, uint32_
 void peer_expect_end(struct peer *peer);
 /* The daemon's status as JSON, by a connection of its own; the caller frees. */
 char *peer_status(void);
+/* How many records of this kind its trace has of that step. */
+unsigned peer_trace_count(uint16_t kind, uint64_t step);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Too little memory, slow tiers, how deep a version goes, and how long it stays. */
+#include "tests/functional/peer.h"
 #include "tests/functional/support.h"
 
 #include <stdlib.h>
@@ -41,6 +42,8 @@ static void busy_pool_skips_then_recovers(void) {
     CKPT_INIT(info);
     CHECK_OK(ckpt_get_info(c, &info));
     CHECK(info.skipped == 2 && info.saves == 1);
+    CHECK(peer_trace_count(TRACE_SKIPPED, 2) == 1 && peer_trace_count(TRACE_SKIPPED, 3) == 1);
+    CHECK(peer_trace_count(TRACE_WAIT, 3) == 1 && peer_trace_count(TRACE_CAPTURE, 3) == 0);
     EVENTUALLY(save_with(c, 3, 0, false, 1000) == CKPT_OK); /* a skipped step may be tried again */
     CHECK_OK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT));
     CHECK_OK(ckpt_wait(c, 3, CKPT_LOCAL, CKPT_VERSION, CKPT_DEFAULT_TIMEOUT));
@@ -89,6 +92,20 @@ static void image_larger_than_the_pool(void) {
     ckpt_restore_close(r);
     CHECK_OK(ckpt_close(c));
     EVENTUALLY(files_ending("local", "complete.json") == 2 && files_ending("parallel", "complete.json") == 2);
+    free(words);
+}
+
+/* The capture fills the pool at once, and then goes on as the tier makes room. */
+static void a_window_stalls(void) {
+    enum { COUNT = 2 * MIB_WORDS };
+    configure(&(struct settings){.pool = "1M", .local = "delay_ms = 20\ndepth = 1", .no_parallel = true});
+    daemon_start();
+    ckpt *c = job_open("stall");
+    uint64_t *words = protect_words(c, COUNT);
+    words_fill(words, COUNT, 1);
+    save_durable(c, 1, CKPT_LOCAL);
+    CHECK(peer_trace_count(TRACE_STALL, 1) > 0 && peer_trace_count(TRACE_CAPTURE, 1) == 1);
+    CHECK_OK(ckpt_close(c));
     free(words);
 }
 
@@ -291,6 +308,7 @@ int main(int argc, char **argv) {
         TEST(busy_pool_skips_then_recovers),
         TEST(urgent_waits),
         TEST(image_larger_than_the_pool),
+        TEST(a_window_stalls),
         TEST(backlog_supersedes),
         TEST(cadence_of_levels),
         TEST(retention),

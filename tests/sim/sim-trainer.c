@@ -455,6 +455,8 @@ static bool ask_something(struct trainer *t) {
         return ask_versions(t);
     case 2:
         return ask(t, MESSAGE_STATUS, &(struct message_empty){0}, PROMPT_MS) == MESSAGE_STATUS_IS;
+    case 3:
+        return ask(t, MESSAGE_TRACE, &(struct message_empty){0}, PROMPT_MS) == MESSAGE_TRACE_IS;
     default:
         return true;
     }
