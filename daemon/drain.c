@@ -134,8 +134,7 @@ static void drain_end(struct drain *drain) {
     struct lane *lane = drain->lane;
     assert(!drain->in_flight && !loop_op_busy(&drain->op));
     drain->over = true;
-    if (part->urgent)
-        lane->urgent--;
+    lane->urgent -= part_presses(part);
     set_pending(drain, 0);
     lane->pending_parts--;
     if (drain->stuck)
@@ -248,7 +247,7 @@ int drain_new(struct part *part, uint32_t index) {
         TAILQ_INSERT_TAIL(&lane->waiting, drain, link);
     set_pending(drain, part->source.image_size);
     lane->pending_parts++;
-    lane->urgent += part->urgent;
+    lane->urgent += part_presses(part);
     enforce_backlog(lane, index, part);
     if (part->captured)
         lane_pump(lane);
@@ -366,14 +365,20 @@ static void drain_begin(struct drain *drain) {
     loop_work(lane->server->loop, &drain->op, lane->group, begin_run, begin_done);
 }
 
+void drain_press(struct drain *drain, bool presses) {
+    drain->lane->urgent += presses ? 1 : -1u;
+    lane_pump(drain->lane);
+}
+
 /* Parts that are durable elsewhere may have left memory: reading them back takes room, which the others'
- * drains make. So these do not wait for the turns of those. */
+ * drains make. So these do not wait for the turns of those. Nor does anybody for one whose client does
+ * nothing: it may never go on. */
 static bool has_turn(const struct drain *drain) {
     const struct lane *lane = drain->lane;
     const struct drain *other;
     uint32_t before = 0;
     TAILQ_FOREACH(other, &lane->active, link)
-    before += drain->part->durable || !other->part->durable;
+    before += (drain->part->durable || !other->part->durable) && !other->part->stalled;
     return before < active_limit(lane);
 }
 

@@ -19,5 +19,7 @@ struct drain;
 int drain_new(struct part *part, uint32_t index) MUST_CHECK;
 /* The part has more captured chunks, or its capture ended (either way). */
 void drain_advance(struct drain *drain);
+/* Its part is urgent: the others wait for it from now on, or no more. */
+void drain_press(struct drain *drain, bool presses);
 /* Starts what may start in this lane, and continues what waits for it. */
 void lane_pump(struct lane *lane);

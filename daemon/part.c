@@ -9,6 +9,8 @@
 #include <sys/mman.h>
 
 #define LOOK_NS (5 * NANOSECONDS_PER_SECOND)
+#define LOOKS_MIN 12      /* before a silent client's save is given up */
+#define CHECK_PATIENCE 60 /* times capture_s: a step may compute long between its save and its fence */
 #define LEAVES_MAX (MIB(64) / DIGEST_LEAF_SIZE) /* of the largest chunk that the configuration allows */
 
 int word_map_new(struct word_map **ret_map) {
@@ -284,6 +286,21 @@ static void capture_over(struct part *part, int result) {
     server_settled(server);
 }
 
+bool part_presses(const struct part *part) { return part->urgent && !part->stalled; }
+
+/* A part whose client does nothing keeps its place, but not that of others: they neither wait for its
+ * turn in a lane to pass nor for its urgency. */
+static void set_stalled(struct part *part, bool stalled) {
+    if (part->stalled == stalled)
+        return;
+    part->stalled = stalled;
+    for (uint32_t i = 0; i < LANES_MAX; i++)
+        if (part->drains[i] && part->urgent)
+            drain_press(part->drains[i], !stalled);
+        else if (part->drains[i] && stalled)
+            lane_pump(part->version->job->lanes[i]);
+}
+
 static void capture_done(struct loop_op *op) {
     struct part *part = CONTAINER_OF(op, struct part, capture.op);
     struct capture *capture = &part->capture;
@@ -305,6 +322,7 @@ static void capture_done(struct loop_op *op) {
     }
     if (!capture->checking)
         part->captured += capture->count;
+    set_stalled(part, false);
     bool to_be_checked = part->check && !capture->checking;
     if (part->captured == part->chunk_count && !to_be_checked) {
         capture_over(part, 0);
@@ -336,6 +354,24 @@ bool part_revoked(struct part *part) {
     return true;
 }
 
+/* For the next push, or for the fence of check mode. */
+static bool waits_for_client(const struct part *part) {
+    return !loop_op_busy(&part->capture.op) &&
+           ((part->push && !part->push_area) || part->captured == part->chunk_count);
+}
+
+/* The client has been silent for too long: the room that its save was promised is for others. */
+static bool give_up(struct part *part, uint64_t now) {
+    uint64_t patience_ms = part->server->config->capture_ms * (part->check ? CHECK_PATIENCE : 1);
+    if (!waits_for_client(part) || now - part->progress_ns < patience_ms * NANOSECONDS_PER_MS)
+        return false;
+    struct problem problem = PROBLEM_NONE;
+    problem_set(&problem, -ETIMEDOUT, "process %d did not %s for %llu s", part->source.peer->pid,
+                part->check ? "come to its fence" : "push it", (unsigned long long)patience_ms / 1000);
+    capture_condemn(part, -ETIMEDOUT, problem.text);
+    return true;
+}
+
 static void look_start(struct part *part);
 
 /* Only a worker reads the word otherwise, and a sleeping capture has none; a worker that reads a page
@@ -343,11 +379,15 @@ static void look_start(struct part *part);
 static void look_elapsed(struct loop_op *op) {
     struct part *part = CONTAINER_OF(op, struct part, look);
     struct server *server = part->server;
-    if (part->state != PART_CAPTURING || part_revoked(part)) {
+    uint64_t now = loop_now(server->loop);
+    if (part->looked_captured != part->captured)
+        part->progress_ns = now;
+    if (part->state != PART_CAPTURING || part_revoked(part) || give_up(part, now)) {
         server_settled(server);
         return;
     }
-    if (loop_op_busy(&part->capture.op) && part->looked_captured == part->captured && !part->stuck) {
+    bool busy = loop_op_busy(&part->capture.op), goes_on = part->looked_captured != part->captured;
+    if (busy && !goes_on && !part->stuck) {
         part->stuck = true;
         part_trace(part, TRACE_STUCK, NULL, 0, true);
         log_error(server->log, "a capture worker is stuck in the memory of process %d job=%s rank=%u",
@@ -355,13 +395,15 @@ static void look_elapsed(struct loop_op *op) {
         if (loop_group_relieve(server->capturers) < 0)
             log_warning(server->log, "captures stand still: all their workers are stuck");
     }
+    set_stalled(part, !goes_on && (busy || waits_for_client(part)));
     part->looked_captured = part->captured;
     look_start(part);
 }
 
 static void look_start(struct part *part) {
+    uint64_t interval = min_u64(LOOK_NS, part->server->config->capture_ms * NANOSECONDS_PER_MS / LOOKS_MIN);
     if (!loop_op_busy(&part->look))
-        loop_timer(part->server->loop, &part->look, loop_now(part->server->loop) + LOOK_NS, look_elapsed);
+        loop_timer(part->server->loop, &part->look, loop_now(part->server->loop) + interval, look_elapsed);
 }
 
 static void room_came(struct pool_waiter *waiter) { part_capture_next(CONTAINER_OF(waiter, struct part, waiter)); }
@@ -369,7 +411,7 @@ static void room_came(struct pool_waiter *waiter) { part_capture_next(CONTAINER_
 void part_begin(struct part *part) {
     if (part->state != PART_CAPTURING)
         return;
-    part->begun_ns = loop_now(part->server->loop);
+    part->begun_ns = part->progress_ns = loop_now(part->server->loop);
     look_start(part);
     part_capture_next(part);
 }

@@ -72,7 +72,9 @@ struct part {
     struct pool_waiter waiter;
     struct loop_op look; /* while the capture sleeps or is under way: has it been revoked, is a worker stuck? */
     uint32_t looked_captured;
+    uint64_t progress_ns; /* when it was seen to go on */
     bool stuck;
+    bool stalled;               /* its client has not let it go on since the last look: others do not wait for it */
     struct digest image_digest; /* once CAPTURED */
     bool foreign;               /* a tier had another part of this rank and step: these bytes are not the version's */
     struct area *push_area;
@@ -111,6 +113,8 @@ bool part_pointless(const struct part *part);
 /* Nothing is in flight any more, in capture or drains. */
 bool part_idle(const struct part *part);
 
+/* Other drains are to wait for this part's. */
+bool part_presses(const struct part *part);
 /* Continues the capture (after room came, a push, ...). */
 void part_capture_next(struct part *part);
 /* The next chunk, pushed by the client. -EPROTO: not the one that is due. The answer goes through session_pushed(). */

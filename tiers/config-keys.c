@@ -90,6 +90,8 @@ const struct config_key config_keys[] = {
      "After so long another rank's daemon completes a version in rank 0's place."},
     {CONFIG_DEADLINES, "tier_s", CONFIG_SECONDS, IN_CONFIG(tier_ms), 1, CONFIG_YEAR_S, "60", NULL,
      "A tier operation that takes longer is stuck: it is abandoned and its worker replaced."},
+    {CONFIG_DEADLINES, "capture_s", CONFIG_SECONDS, IN_CONFIG(capture_ms), 1, CONFIG_YEAR_S, "60", NULL,
+     "A save that its client is to push is given up when nothing came for so long."},
 };
 
 const size_t config_key_count = ARRAY_SIZE(config_keys);

@@ -61,6 +61,7 @@ struct config {
     uint32_t chunk_size;                        /* default 4 MiB; a multiple of 256 KiB, 256 KiB .. 64 MiB */
     bool prefault;                              /* default true */
     uint64_t settle_ms, takeover_ms, tier_ms;   /* 30 s, 60 s, 60 s: a tier operation longer than tier_ms is stuck */
+    uint64_t capture_ms;                        /* 60 s: the longest silence of a client that pushes */
     struct config_tier tiers[CONFIG_TIERS_MAX]; /* shallow first: by level */
     size_t tier_count;
 };

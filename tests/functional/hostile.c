@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Clients that send rubbish, in any order, with any descriptors; one that behaves well notices nothing. */
 #include "proto/shards.h"
+#include "tests/functional/beside.h"
 #include "tests/functional/peer.h"
 #include "tests/functional/support.h"
 
@@ -12,41 +13,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-#define WORDS 50000
-
-/* Saves and restores until told to stop; every byte must be right. */
-static void behave_well(void *argument) {
-    _Atomic uint64_t *rounds = argument;
-    uint64_t *words = malloc(WORDS * 8);
-    ckpt *c = job_open("good");
-    CHECK_OK(ckpt_protect_array(c, "words", CKPT_U64, words, WORDS));
-    for (uint64_t step = 1; step == 1 || rounds[1] == 0; step++) {
-        words_fill(words, WORDS, step);
-        save_durable(c, step, CKPT_LOCAL);
-        ckpt_restore *r = restore_of(c, step);
-        restore_words_check(r, "words", WORDS, step);
-        ckpt_restore_close(r);
-        rounds[0] = step;
-    }
-    CHECK_OK(ckpt_close(c));
-    free(words);
-}
-
-/* Runs `attack` beside a well-behaved client, which must get on before, during and after. */
-static void beside_a_good_client(void (*attack)(void)) {
-    configure(&(struct settings){.no_parallel = true});
-    daemon_start();
-    _Atomic uint64_t *rounds = shared_memory(2 * sizeof *rounds);
-    pid_t good = process_start(behave_well, (void *)rounds);
-    EVENTUALLY(rounds[0] > 0);
-    pid_t daemon = daemon_pid();
-    uint64_t before = rounds[0];
-    attack();
-    EVENTUALLY(rounds[0] > before + 1);
-    rounds[1] = 1;
-    process_join(good);
-    CHECK(daemon_pid() == daemon && waitpid(daemon, NULL, WNOHANG) == 0);
-}
+static const struct settings no_parallel = {.no_parallel = true};
 
 static void send_random_packets(void) {
     for (int round = 0; round < 300; round++) {
@@ -80,7 +47,7 @@ static void send_random_packets(void) {
     }
 }
 
-static void random_packets(void) { beside_a_good_client(send_random_packets); }
+static void random_packets(void) { beside_a_good_client(&no_parallel, send_random_packets); }
 
 /* Every message in every state, with a body of zeros and one of ones. */
 static void send_everything_everywhere(void) {
@@ -113,18 +80,12 @@ static void send_everything_everywhere(void) {
             }
 }
 
-static void every_message_in_every_state(void) { beside_a_good_client(send_everything_everywhere); }
+static void every_message_in_every_state(void) { beside_a_good_client(&no_parallel, send_everything_everywhere); }
 
 static int area_error(struct peer *peer, int fd, uint32_t area, uint64_t size) {
     struct message_area message = {.area = area, .size = size};
     CHECK(peer_send(peer, MESSAGE_AREA, &message, NULL, 0, fd));
     return peer_error(peer);
-}
-
-static int sealed_memfd(size_t size, int seals) {
-    int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    CHECK(fd >= 0 && ftruncate(fd, (off_t)size) == 0 && (!seals || fcntl(fd, F_ADD_SEALS, seals) == 0));
-    return fd;
 }
 
 /* Areas must be memfds, sealed, and whole: the daemon would die of SIGBUS otherwise. */
@@ -141,13 +102,12 @@ static void give_wrong_areas(void) {
     int file = open(test_path("plain file"), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     CHECK(ftruncate(file, SIZE) == 0);
     CHECK(area_error(&peer, file, 0, SIZE) == CODE_E_INVALID);
-    int unsealed = sealed_memfd(SIZE, 0);
-    CHECK(fallocate(unsealed, 0, 0, SIZE) == 0);
+    int unsealed = peer_memfd(SIZE, 0);
     CHECK(area_error(&peer, unsealed, 0, SIZE) == CODE_E_INVALID);
-    int sparse = sealed_memfd(SIZE, F_SEAL_SHRINK);
+    int sparse = peer_memfd(SIZE, F_SEAL_SHRINK);
+    CHECK(fallocate(sparse, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, SIZE / 2, 4096) == 0);
     CHECK(area_error(&peer, sparse, 0, SIZE) == CODE_E_INVALID);
-    int good = sealed_memfd(SIZE, F_SEAL_SHRINK);
-    CHECK(fallocate(good, 0, 0, SIZE) == 0);
+    int good = peer_memfd(SIZE, F_SEAL_SHRINK);
     CHECK(area_error(&peer, good, 0, SIZE + 1) == CODE_E_INVALID);
     CHECK(area_error(&peer, good, 0, 0) == CODE_E_INVALID);
     CHECK(area_error(&peer, good, 0, UINT64_MAX) == CODE_E_INVALID);
@@ -174,7 +134,7 @@ static void give_wrong_areas(void) {
         close(fds[i]);
 }
 
-static void wrong_areas(void) { beside_a_good_client(give_wrong_areas); }
+static void wrong_areas(void) { beside_a_good_client(&no_parallel, give_wrong_areas); }
 
 /* Sends the table in `fd`, or (-1) in a sealed memfd. */
 static void send_table(struct peer *peer, const void *table, size_t size, uint64_t said, uint32_t count, int fd) {
@@ -198,7 +158,7 @@ static void give_wrong_tables(void) {
     CHECK(register_error(&peer, table, 8, 8, UINT32_MAX, -1) == CODE_E_LIMIT);
     CHECK(register_error(&peer, table, 8, UINT64_MAX, 1, -1) == CODE_E_LIMIT);
     CHECK(register_error(&peer, table, 8, 4096, 1, -1) < 0);
-    int writable = sealed_memfd(4096, F_SEAL_SHRINK);
+    int writable = peer_memfd(4096, F_SEAL_SHRINK);
     CHECK(register_error(&peer, NULL, 0, 4096, 1, writable) < 0);
     close(writable);
     struct shards_writer writer = {0};
@@ -227,7 +187,7 @@ static void give_wrong_tables(void) {
     peer_close(&peer);
 }
 
-static void wrong_tables(void) { beside_a_good_client(give_wrong_tables); }
+static void wrong_tables(void) { beside_a_good_client(&no_parallel, give_wrong_tables); }
 
 /* Requests without reading the answers, and connections that say nothing at all. */
 static void flood(void) {
@@ -249,7 +209,9 @@ static void flood(void) {
         peer_close(&silent[i]);
 }
 
-static void floods_and_silence(void) { beside_a_good_client(flood); }
+static void floods_and_silence(void) { beside_a_good_client(&no_parallel, flood); }
+
+#define WORDS 50000
 
 /* The library's own client, cut off in the middle of anything. */
 static void die_somewhere(void *argument) {
@@ -276,7 +238,7 @@ static void cut_off_clients(void) {
     }
 }
 
-static void clients_cut_off_anywhere(void) { beside_a_good_client(cut_off_clients); }
+static void clients_cut_off_anywhere(void) { beside_a_good_client(&no_parallel, cut_off_clients); }
 
 /* A run whose record was deleted beneath it begins anew, with another number of ranks: what is left of
  * the old one must not be counted in the new one's tables. */
@@ -304,7 +266,7 @@ static void grow_a_run(void) {
     }
 }
 
-static void runs_that_grow(void) { beside_a_good_client(grow_a_run); }
+static void runs_that_grow(void) { beside_a_good_client(&no_parallel, grow_a_run); }
 
 /* The socket is for its owner; whoever gets at it all the same is turned away by the daemon. */
 static void connect_as_another(void *argument) {

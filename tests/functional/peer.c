@@ -4,6 +4,7 @@
 #include "tests/functional/support.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -97,6 +98,12 @@ uint16_t peer_open_as(struct peer *peer, const char *job, uint32_t rank, uint32_
 void peer_open(struct peer *peer, const char *job) {
     if (peer_open_as(peer, job, 0, 1) != MESSAGE_OPENED)
         FAIL("open was answered with %.*s", (int)peer->message.tail_length, peer->message.tail);
+}
+
+int peer_memfd(size_t size, int seals) {
+    int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    CHECK(fd >= 0 && fallocate(fd, 0, 0, (off_t)size) == 0 && (!seals || fcntl(fd, F_ADD_SEALS, seals) == 0));
+    return fd;
 }
 
 void peer_expect_end(struct peer *peer) {

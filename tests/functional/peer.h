@@ -28,6 +28,8 @@ int peer_error(struct peer *peer);
 void peer_greet(struct peer *peer);
 void peer_open(struct peer *peer, const char *job);
 uint16_t peer_open_as(struct peer *peer, const char *job, uint32_t rank, uint32_t world);
+/* A memfd of so many bytes, all there, with these seals. */
+int peer_memfd(size_t size, int seals);
 /* Nothing more is expected but the end of the connection. */
 void peer_expect_end(struct peer *peer);
 /* The daemon's status as JSON, by a connection of its own; the caller frees. */

@@ -30,7 +30,7 @@ static void check_bounds(const struct config *config) {
     assert(config->pool_size ? config->pool_size >= 2 * (uint64_t)config->chunk_size
                              : config->pool_percent >= 1 && config->pool_percent <= 90);
     assert(config->capture_threads >= 1 && config->codec_threads >= 1 && config->nice >= -20 && config->nice <= 19);
-    assert(config->tier_ms >= 1000);
+    assert(config->tier_ms >= 1000 && config->capture_ms >= 1000);
     assert(config->tier_count >= 1 && config->tier_count <= CONFIG_TIERS_MAX);
     for (size_t i = 0; i < config->tier_count; i++) {
         check_tier(&config->tiers[i]);
@@ -42,6 +42,7 @@ static void check_same(const struct config *a, const struct config *b) {
     assert(strcmp(a->loop, b->loop) == 0 && a->log_level == b->log_level && strcmp(a->log_file, b->log_file) == 0);
     assert(a->pool_size == b->pool_size && a->pool_percent == b->pool_percent && a->chunk_size == b->chunk_size);
     assert(a->stop_grace_ms == b->stop_grace_ms && a->idle_exit_ms == b->idle_exit_ms && a->tier_ms == b->tier_ms);
+    assert(a->capture_ms == b->capture_ms);
     assert(a->settle_ms == b->settle_ms && a->takeover_ms == b->takeover_ms && a->tier_count == b->tier_count);
     for (size_t i = 0; i < a->tier_count; i++)
         assert(strcmp(a->tiers[i].name, b->tiers[i].name) == 0 && strcmp(a->tiers[i].path, b->tiers[i].path) == 0 &&

@@ -45,6 +45,7 @@ void node_init(int number, bool has_local) {
         .settle_ms = 30000,
         .takeover_ms = 60000,
         .tier_ms = 60000,
+        .capture_ms = 60000,
     };
     if (has_local) {
         node->local = disk_new(names[number], sim_chance(1, 2));

@@ -42,6 +42,7 @@ static void test_defaults(void **state) {
     assert_int_equal(config.settle_ms, 30000);
     assert_int_equal(config.takeover_ms, 60000);
     assert_int_equal(config.tier_ms, 60000);
+    assert_int_equal(config.capture_ms, 60000);
     assert_int_equal(config.tier_count, 1);
     const struct config_tier *tier = &config.tiers[0];
     assert_string_equal(tier->name, "local");
@@ -83,7 +84,7 @@ static void test_all_keys(void **state) {
                "file_mode = 0640\ndirectory_mode = 750\nfault = write:3:eio\ndelay_ms = 12\n"
                "[pool]\nsize = 16G\nchunk_size = 256K\nprefault = no\n"
                "[tier near]\npath = /nvme/.ckptd\nrole = local\n"
-               "[deadlines]\nsettle_s = 1\ntakeover_s = 2\ntier_s = 3",
+               "[deadlines]\nsettle_s = 1\ntakeover_s = 2\ntier_s = 3\ncapture_s = 4",
                &config);
     assert_string_equal(config.file, "f");
     assert_string_equal(config.loop, "posix");
@@ -100,6 +101,7 @@ static void test_all_keys(void **state) {
     assert_int_equal(config.settle_ms, 1000);
     assert_int_equal(config.takeover_ms, 2000);
     assert_int_equal(config.tier_ms, 3000);
+    assert_int_equal(config.capture_ms, 4000);
     assert_int_equal(config.tier_count, 2);
     assert_string_equal(config.tiers[0].name, "near");
     assert_string_equal(config.tiers[0].path, "/nvme/.ckptd");
@@ -169,6 +171,7 @@ static const struct {
     {"[daemon]\nstop_grace_s = 1e9\n", "f:2: stop_grace_s must be seconds"},
     {"[daemon]\nstop_grace_s = 99999999999\n", "f:2: stop_grace_s must be at most 31536000, but is 99999999999"},
     {"[deadlines]\ntier_s = 0.5\n", "f:2: tier_s must be at least 1, but is 0.5"},
+    {"[deadlines]\ncapture_s = 0\n", "f:2: capture_s must be at least 1, but is 0"},
     {"[pool]\nsize = 0%\n", "f:2: size must be 1% to 90%, but is \"0%\""},
     {"[pool]\nsize = 91%\n", "f:2: size must be 1% to 90%, but is \"91%\""},
     {"[pool]\nsize = %\n", "f:2: size must be 1% to 90%, but is \"%\""},
