@@ -5,6 +5,10 @@
  * encoded at a time per drain and gets its place when its length is known; its write then overlaps
  * the next encoding.
  *
+ * A chunk is digested again after it was written (decoded, if it is encoded), which also tells of bytes
+ * that changed while they were being written. What went bad in memory since the capture is not
+ * committed: the next try takes the chunk from a tier that has it, or the part fails.
+ *
  * A drain keeps a watch while something is in flight: no progress for the configured time means a
  * stuck worker. It is left alone with its buffers (it may come back), and the lane gets another.
  */
@@ -27,6 +31,8 @@ struct slot {
     struct pool_buffer *buffer;
     uint8_t *encoded; /* NULL: raw from the buffer; else `room` */
     uint8_t *room;    /* for an encoded chunk; kept from chunk to chunk, first touches are slow */
+    uint8_t *decoded; /* to compare it with what it was; kept, too */
+    bool good;        /* what was written is what was captured */
     uint32_t stored_length;
     uint64_t offset;
     uint64_t length, done; /* to be written, padded; written */
@@ -121,7 +127,7 @@ static void drain_freed(struct loop_op *op) {
     if (drain->holding)
         holding_unref(drain->holding);
     for (uint32_t i = 0; i < lane->config.depth; i++)
-        free(drain->slots[i].room);
+        free(drain->slots[i].room), free(drain->slots[i].decoded);
     free(drain->slots);
     free(drain->table);
     free(drain);
@@ -286,6 +292,8 @@ static void try_over(struct drain *drain) {
         return;
     }
     bool bytes_left = !(part->windowed && !part->durable && drain->written);
+    if (drain->problem.code == -EBADMSG && !part->durable && part->active_drains == 1)
+        bytes_left = false; /* nobody will have them */
     if (drain->tries < DRAIN_TRIES && bytes_left) {
         static const uint64_t pauses_ms[DRAIN_TRIES] = {0, 200, 1000, 4000};
         drain->state = DRAIN_PAUSED;
@@ -427,6 +435,9 @@ static void slot_failed(struct slot *slot, int error) {
         drain_error(drain, error, &problem);
 }
 
+static void confirm_run(struct loop_op *op);
+static void confirm_done(struct loop_op *op);
+
 static void slot_written(struct loop_op *op) {
     struct slot *slot = CONTAINER_OF(op, struct slot, op);
     struct drain *drain = slot->drain;
@@ -438,6 +449,59 @@ static void slot_written(struct loop_op *op) {
     if (slot->done < slot->length) {
         slot->done &= ~(uint64_t)(TIER_ALIGNMENT - 1); /* keep to whole blocks */
         slot_submit(slot);
+        return;
+    }
+    /* Raw ones not behind what is encoded for other lanes. */
+    loop_work(drain_server(drain)->loop, &slot->op, slot->encoded ? drain_server(drain)->encoders : drain->lane->group,
+              confirm_run, confirm_done);
+}
+
+/* On a worker: are these still the bytes of the capture? */
+static void confirm_run(struct loop_op *op) {
+    struct slot *slot = CONTAINER_OF(op, struct slot, op);
+    const struct chunk *chunk = &slot->drain->part->chunks[slot->index];
+    const uint8_t *data = slot->buffer->data;
+    struct digest digest;
+    slot->good = true;
+    if (slot->encoded) {
+        size_t room = align_up(slot->drain->part->chunks[0].length, TIER_ALIGNMENT); /* none is longer */
+        if (!slot->decoded && !(slot->decoded = aligned_alloc(TIER_ALIGNMENT, room)))
+            return; /* readers check it, too */
+        data = slot->decoded;
+        slot->good = codec_decode(CODEC_LZ4, slot->encoded, slot->stored_length, slot->decoded, chunk->length) == 0;
+    }
+    if (slot->good) {
+        digest_chunk(data, chunk->length, &digest);
+        slot->good = digest_equal(&digest, &chunk->digest);
+    }
+}
+
+static int bad_in_memory(const struct drain *drain, uint32_t index, struct problem *problem) {
+    const struct part *part = drain->part;
+    return problem_set(problem, -EBADMSG,
+                       "a chunk went bad in memory after its capture: job %s, step %llu, rank %u, chunk %u of %u; have "
+                       "the memory of this node tested",
+                       part->version->job->name, (unsigned long long)part->version->id.step, part->rank, index,
+                       part->chunk_count);
+}
+
+static void slot_bad(struct slot *slot) {
+    struct drain *drain = slot->drain;
+    struct problem problem = PROBLEM_NONE;
+    struct chunk *chunk = &drain->part->chunks[slot->index];
+    if (!chunk->bad) /* else another drain has counted it */
+        drain_server(drain)->counters.chunks_bad++;
+    chunk->bad = true;
+    int r = bad_in_memory(drain, slot->index, &problem);
+    slot_over(slot);
+    drain_error(drain, r, &problem);
+}
+
+static void confirm_done(struct loop_op *op) {
+    struct slot *slot = CONTAINER_OF(op, struct slot, op);
+    struct drain *drain = slot->drain;
+    if (!slot->good && drain->state != DRAIN_ABANDONING) {
+        slot_bad(slot);
         return;
     }
     const struct chunk *chunk = &drain->part->chunks[slot->index];
@@ -527,10 +591,16 @@ static void slot_fetched(struct holding_request *request) {
         drain->in_flight--;
         slot->used = false;
         drain->encoding = false;
+        int result = request->result;
+        struct problem problem = request->problem;
+        if (drain->part->chunks[slot->index].bad) { /* which is why it was asked for */
+            problem = PROBLEM_NONE;
+            result = bad_in_memory(drain, slot->index, &problem);
+        }
         if (drain->state == DRAIN_ABANDONING)
             drain_give_up(drain);
         else
-            drain_error(drain, request->result, &request->problem);
+            drain_error(drain, result, &problem);
         return;
     }
     drain->lane->writes++;
@@ -565,7 +635,7 @@ static void drain_write(struct drain *drain) {
         bool yields = lane->urgent && !part->urgent;
         if (!slot || yields || (!part->urgent && !lane_rate_allows(lane, part->chunks[drain->next].length)))
             return;
-        bool in_memory = part->chunks[drain->next].buffer != NULL;
+        bool in_memory = part->chunks[drain->next].buffer && !part->chunks[drain->next].bad;
         if (!in_memory && !drain->holding &&
             holding_new(part->version->job, part->version->id, part->rank, &part->image_digest, &drain->holding) < 0) {
             struct problem problem = PROBLEM_NONE;

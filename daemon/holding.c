@@ -316,7 +316,7 @@ static bool start_from_memory(struct holding_request *request) {
     struct pool_buffer *buffer = NULL;
     bool same = part && part->state == PART_CAPTURED && !part->foreign &&
                 digest_equal(&part->image_digest, &holding->image_digest);
-    if (same && request->index < part->chunk_count) {
+    if (same && request->index < part->chunk_count && !part->chunks[request->index].bad) {
         buffer = part->chunks[request->index].buffer;
         request->digest = part->chunks[request->index].digest;
         request->length = part->chunks[request->index].length;

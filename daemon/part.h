@@ -31,6 +31,7 @@ void word_map_unref(struct word_map *map);
 
 struct chunk {
     struct pool_buffer *buffer; /* NULL: not captured yet, or gone from memory */
+    bool bad;                   /* the bytes in memory are not those of the capture any more */
     struct digest digest;
     uint32_t length;
 };
