@@ -7,7 +7,8 @@
 #include <errno.h>
 
 #define FETCH_TIMEOUT_MAX_MS UINT64_C(86400000)
-#define PIN_EXPIRY_NS (3600 * NANOSECONDS_PER_SECOND)
+#define PIN_EXPIRY_NS (600 * NANOSECONDS_PER_SECOND) /* should this daemon die; it renews them as long as it lives */
+#define PIN_RENEW_NS (PIN_EXPIRY_NS / 3)
 
 struct lease {
     TAILQ_ENTRY(lease) link;
@@ -67,8 +68,9 @@ struct restore {
     struct problem problem, warning;
     char *text;
     size_t text_size;
-    uint64_t pin_nonce, pin_expiry_ns;
+    uint64_t pin_nonce;
     uint32_t pinned_lanes;
+    struct loop_op renew, renew_timer;
 };
 
 uint32_t restore_number(const struct restore *restore) { return restore->number; }
@@ -78,6 +80,8 @@ uint32_t restore_fetches(const struct restore *restore) { return restore->fetch_
 static void pin_name(const struct restore *restore, char name[40]) {
     snprintf(name, 40, "restore-%016llx", (unsigned long long)restore->pin_nonce);
 }
+
+static void restore_free(struct restore *restore);
 
 /* ---- opening, on a worker ---- */
 
@@ -186,23 +190,53 @@ static int choose(struct restore *restore) {
     return r;
 }
 
-static void open_run(struct loop_op *op) {
-    struct restore *restore = CONTAINER_OF(op, struct restore, op);
-    restore->result = choose(restore);
+/* Daemons of other nodes, others of this one and `ckptctl rm` keep their hands off what is read here. The
+ * expiry is reckoned by the clock that it will be compared with: ours may be another, or be set. */
+static void pin_lanes(struct restore *restore) {
     char name[40];
     pin_name(restore, name);
-    for (uint32_t i = 0; !restore->result && i < restore->job->lane_count; i++) {
-        /* Daemons of other nodes keep their hands off what this one reads. */
+    for (uint32_t i = 0; i < restore->job->lane_count; i++) {
         struct tier *tier = restore->job->lanes[i]->tier;
-        struct problem ignored = PROBLEM_NONE;
-        if ((tier->capabilities & TIER_SHARED) &&
-            retention_pin(tier, restore->job->name, restore->id, name, restore->pin_expiry_ns, restore->pin_nonce,
-                          &ignored) == 0)
+        struct problem ignored = PROBLEM_NONE; /* without a pin it can be read, too */
+        int64_t now_ns;
+        if (tier_now(tier, &now_ns) == 0 &&
+            retention_pin(tier, restore->job->name, restore->id, name, (uint64_t)now_ns + PIN_EXPIRY_NS,
+                          restore->pin_nonce, &ignored) == 0)
             restore->pinned_lanes |= 1u << i;
     }
 }
 
-static void restore_free(struct restore *restore);
+static void open_run(struct loop_op *op) {
+    struct restore *restore = CONTAINER_OF(op, struct restore, op);
+    restore->result = choose(restore);
+    if (!restore->result)
+        pin_lanes(restore);
+}
+
+static void renew_start(struct restore *restore);
+
+static void renew_run(struct loop_op *op) { pin_lanes(CONTAINER_OF(op, struct restore, renew)); }
+
+static void renew_done(struct loop_op *op) {
+    struct restore *restore = CONTAINER_OF(op, struct restore, renew);
+    if (restore->closed)
+        restore_free(restore);
+    else
+        renew_start(restore);
+}
+
+static void renew_elapsed(struct loop_op *op) {
+    struct restore *restore = CONTAINER_OF(op, struct restore, renew_timer);
+    if (restore->closed)
+        restore_free(restore);
+    else
+        loop_work(restore->server->loop, &restore->renew, restore->job->lanes[0]->group, renew_run, renew_done);
+}
+
+static void renew_start(struct restore *restore) {
+    struct loop *loop = restore->server->loop;
+    loop_timer(loop, &restore->renew_timer, loop_now(loop) + PIN_RENEW_NS, renew_elapsed);
+}
 
 static void open_done(struct loop_op *op) {
     struct restore *restore = CONTAINER_OF(op, struct restore, op);
@@ -245,10 +279,12 @@ static void open_done(struct loop_op *op) {
     };
     session_reply(session, MESSAGE_RESTORE_OPENED, restore->serial, &opened, restore->warning.text,
                   strlen(restore->warning.text), fd);
-    if (r || session_gone(session)) /* the answer itself may have ended it */
+    if (r || session_gone(session)) { /* the answer itself may have ended it */
         restore_close(restore);
-    else
-        session_restore_opened(session, restore);
+        return;
+    }
+    renew_start(restore);
+    session_restore_opened(session, restore);
 }
 
 int restore_open(struct session *session, uint32_t serial, uint32_t number,
@@ -265,7 +301,6 @@ int restore_open(struct session *session, uint32_t serial, uint32_t number,
     restore->resumes = restore->job->run.resumes;
     restore->resume = (struct version_id){restore->job->run.resume_generation, restore->job->run.resume_step};
     restore->pin_nonce = server_nonce(restore->server);
-    restore->pin_expiry_ns = loop_wall(restore->server->loop) + PIN_EXPIRY_NS;
     restore->opened_ns = loop_now(restore->server->loop);
     TAILQ_INIT(&restore->leases);
     TAILQ_INIT(&restore->fetches);
@@ -557,9 +592,10 @@ static void unpin_run(struct loop_op *op) {
 
 static void unpin_done(struct loop_op *op) { restore_free(CONTAINER_OF(op, struct restore, op)); }
 
-/* Goes on where it must wait: for fetches, prefetches, the opening, the unpinning. */
+/* Goes on where it must wait: for fetches, prefetches, the opening, the pins. */
 static void restore_free(struct restore *restore) {
-    if (!TAILQ_EMPTY(&restore->fetches) || !TAILQ_EMPTY(&restore->prefetches) || loop_op_busy(&restore->op))
+    if (!TAILQ_EMPTY(&restore->fetches) || !TAILQ_EMPTY(&restore->prefetches) || loop_op_busy(&restore->op) ||
+        loop_op_busy(&restore->renew) || loop_op_busy(&restore->renew_timer))
         return;
     if (restore->pinned_lanes) {
         loop_work(restore->server->loop, &restore->op, restore->job->lanes[0]->group, unpin_run, unpin_done);
@@ -600,6 +636,7 @@ void restore_close(struct restore *restore) {
     if (restore->version || restore->result < 0)
         restore_trace(restore);
     restore->closed = true;
+    loop_cancel(restore->server->loop, &restore->renew_timer);
     struct fetch *fetch;
     TAILQ_FOREACH(fetch, &restore->fetches, link) {
         loop_cancel(restore->server->loop, &fetch->timer);

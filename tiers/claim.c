@@ -91,6 +91,11 @@ static int holder_alive(const struct claim *claim, const struct catalog_generati
     if (r)
         return tier_problem(claim->problem, request->decider, r, "read the clock of the file system of", "");
     *ret_silent_ns = now_ns - generation->touched_ns;
+    if (*ret_silent_ns < -(int64_t)(CLAIM_LAPSE_MS * NANOSECONDS_PER_MS)) {
+        r = claim_touch(request->decider, request->job, generation->generation);
+        if (r < 0)
+            return tier_problem(claim->problem, request->decider, r, "touch the run file of", request->job);
+    }
     return *ret_silent_ns < (int64_t)(CLAIM_LAPSE_MS * NANOSECONDS_PER_MS);
 }
 

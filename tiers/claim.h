@@ -42,7 +42,8 @@ struct claim_result {
  * HELD; dead or none -> claims the next, starting over if it loses the link. The version to resume
  * from is the greatest that is complete in some tier and passes catalog_check there. A holder is
  * alive if its run file was touched within CLAIM_LAPSE_MS, unless host and boot id are ours and the
- * pid with that start time is gone; the same run id always joins.
+ * pid with that start time is gone; the same run id always joins. A time stamp from a future that the
+ * file system's clock was set back from says nothing: it is made the present one, and lapses from there.
  */
 enum { CLAIM_E_HELD = 1 };
 int claim_run(const struct claim_request *request, struct claim_result *ret_result, bool *ret_retry,

@@ -10,7 +10,8 @@
  * A pin keeps a version from being deleted: for good (an operator's), or until it expires (that of a
  * running restore or export, whose process may die without unpinning). The file holds the expiry in
  * nanoseconds since 1970 as one decimal line, 0 for never. It is compared with the file system's
- * clock, which is the one that all nodes share. When in doubt, a pin holds.
+ * clock, which is the one that all nodes share. When in doubt, a pin holds: also if it had expired
+ * before it was made, which one flipped bit can do to the 0 that says never.
  */
 
 #define PIN_NAME_MAX 128
@@ -22,7 +23,7 @@ static bool pin_name_is_good(const char *name) {
            strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") == length;
 }
 
-static bool pin_expired(struct tier *tier, const char *path, int64_t now_ns) {
+static bool pin_expired(struct tier *tier, const char *path, int64_t made_ns, int64_t now_ns) {
     CLEANUP(freep) char *text = NULL;
     size_t size;
     int r = tier_read_file(tier, path, PIN_FILE_MAX, &text, &size);
@@ -34,7 +35,7 @@ static bool pin_expired(struct tier *tier, const char *path, int64_t now_ns) {
     uint64_t expiry_ns;
     if (!layout_parse_number(text, &expiry_ns))
         return false;
-    return expiry_ns > 0 && (int64_t)expiry_ns <= now_ns;
+    return expiry_ns <= INT64_MAX && (int64_t)expiry_ns >= made_ns && (int64_t)expiry_ns <= now_ns;
 }
 
 bool pin_holds(struct tier *tier, const char *directory, const struct tier_entries *entries) {
@@ -48,7 +49,7 @@ bool pin_holds(struct tier *tier, const char *directory, const struct tier_entri
             return true;
         if (now_ns == 0 && tier_now(tier, &now_ns) < 0)
             return true;
-        if (!pin_expired(tier, path, now_ns))
+        if (!pin_expired(tier, path, entries->items[i].mtime_ns, now_ns))
             return true;
     }
     return false;

@@ -225,12 +225,16 @@ static int remove_trash(const struct sweep *sweep, const char *trash, const stru
 }
 
 static int consider_trash(const struct sweep *sweep, const struct tier_entry *entry, struct version_id version,
-                          int64_t before_ns) {
-    if (entry->mtime_ns > before_ns)
-        return 0;
+                          int64_t now_ns, uint64_t grace_ns) {
     char trash[TIER_PATH_MAX];
     int length = snprintf(trash, sizeof trash, "%s/%s", sweep->job, entry->name);
     assert(length < TIER_PATH_MAX);
+    if (entry->mtime_ns > now_ns) { /* the clock was set back: the grace begins again, or it might take years */
+        int r = tier_touch(sweep->tier, trash);
+        return r < 0 ? tier_problem(sweep->problem, sweep->tier, r, "touch", trash) : 0;
+    }
+    if ((uint64_t)(now_ns - entry->mtime_ns) < grace_ns)
+        return 0;
     CLEANUP(tier_entries_deinit) struct tier_entries entries = {0};
     int r = tier_list(sweep->tier, trash, &entries);
     if (r == TIER_E_ABSENT)
@@ -258,7 +262,7 @@ static int empty_old_trash(const struct sweep *sweep, uint64_t grace_ms) {
                 return tier_problem(sweep->problem, sweep->tier, r, "read the clock of the file system of", "");
         }
         uint64_t grace_ns = min_u64(grace_ms, INT64_MAX / NANOSECONDS_PER_MS) * NANOSECONDS_PER_MS;
-        r = consider_trash(sweep, &entries.items[i], version, now_ns - (int64_t)min_u64(grace_ns, (uint64_t)now_ns));
+        r = consider_trash(sweep, &entries.items[i], version, now_ns, grace_ns);
         if (r)
             return r;
     }

@@ -34,8 +34,8 @@ int retention_choose(const struct catalog *catalog, const struct retention_polic
                      struct retention_known known, struct version_id **ret_victims, size_t *ret_count) MUST_CHECK;
 
 /* Scan, choose, rename to trash, and empty trash directories older than the grace (by the file
- * system's clock); directories of generations older than `current` that hold no version any more
- * go too. *ret_removed counts versions renamed to trash. */
+ * system's clock; from now on, if that was set back meanwhile); directories of generations older
+ * than `current` that hold no version any more go too. */
 int retention_sweep(struct tier *tier, const char *job, const struct retention_policy *policy, uint64_t current,
                     struct retention_known known, uint64_t nonce, uint32_t *ret_removed,
                     struct problem *problem) MUST_CHECK;
@@ -49,8 +49,8 @@ int retention_remove(struct tier *tier, const char *job, struct version_id versi
 int retention_reap(struct tier *tier, const char *job, uint64_t generation, uint32_t rank, uint32_t *ret_reaped,
                    struct problem *problem) MUST_CHECK;
 
-/* A pin is the file pin-<name> in the version; `expiry_ns` wall-clock, 0: until unpinned. Names are 1 to
- * 128 of [A-Za-z0-9._-]. Pinning again changes the expiry. TIER_E_ABSENT: no such version, or pin. */
+/* A pin is the file pin-<name> in the version; `expiry_ns` by the file system's clock (tier_now), 0: until unpinned.
+ * Names are 1 to 128 of [A-Za-z0-9._-]. Pinning again changes the expiry. TIER_E_ABSENT: no such version, or pin. */
 int retention_pin(struct tier *tier, const char *job, struct version_id version, const char *name, uint64_t expiry_ns,
                   uint64_t nonce, struct problem *problem) MUST_CHECK;
 int retention_unpin(struct tier *tier, const char *job, struct version_id version, const char *name,

@@ -334,6 +334,30 @@ static void test_failing_tier(void **state) {
         struct claim_request request = request_of(fixture, "one");
         struct claim_result result;
         bool retry;
+/* A heartbeat from a future that the clock was set back from does not hold the job until it has come. */
+static void test_heartbeat_of_the_future(void **state) {
+    struct fixture *fixture = *state;
+    struct claim_request request = request_of(fixture, "one");
+    request.host = "elsewhere";
+    claim_fine(&request);
+    request = request_of(fixture, "two");
+    silence(fixture, 1, -100 * 24 * 3600);
+    struct claim_result result;
+    bool retry = false;
+    struct problem problem = PROBLEM_NONE;
+    assert_int_equal(claim_run(&request, &result, &retry, &problem), CLAIM_E_HELD);
+    assert_true(retry);
+    char path[512];
+    struct stat status;
+    struct timespec now;
+    claim_path(fixture, 1, "run", path);
+    assert_int_equal(stat(path, &status), 0);
+    clock_gettime(CLOCK_REALTIME, &now);
+    assert_true(status.st_mtime <= now.tv_sec);
+    silence(fixture, 1, CLAIM_LAPSE_MS / 1000 + 1);
+    assert_int_equal(claim_fine(&request).record.generation, 2);
+}
+
         struct problem problem = PROBLEM_NONE;
         request.decider = decider;
         request.tiers = &decider;
@@ -470,3 +494,4 @@ int main(void) {
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
+        cmocka_unit_test_setup_teardown(test_heartbeat_of_the_future, setup, teardown),

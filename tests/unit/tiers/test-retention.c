@@ -3,6 +3,8 @@
 #include "tests/unit/tiers/support.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 /* Choosing, from catalogs written by hand: "2/30c" is generation 2, step 30, complete; p: pinned; d:
@@ -195,6 +197,62 @@ static void test_sweep_and_grace(void **state) {
 
 static void test_pins(void **state) {
     struct tier *tier = tier_of(state);
+/* The clock was set back since: the grace begins again, by today's clock, and ends. */
+static void test_trash_of_the_future(void **state) {
+    struct tier *tier = tier_of(state);
+    struct retention_policy policy = {.keep = 1, .trash_grace_ms = 3600000};
+    char job[256], trash[TIER_PATH_MAX], path[2 * TIER_PATH_MAX];
+    assert_int_equal(job_escape(TEST_JOB, job, NULL), 0);
+    for (uint64_t step = 1; step <= 2; step++)
+        make_version(tier, (struct version_id){1, step}, 1);
+    assert_int_equal(sweep(tier, policy, 7), 1);
+    layout_trash(job, (struct version_id){1, 1}, 7, trash);
+    snprintf(path, sizeof path, "%s/%s", tier->root, trash);
+    struct tier_entry entry;
+    int64_t now_ns;
+    assert_int_equal(tier_now(tier, &now_ns), 0);
+    struct timespec future = {.tv_sec = now_ns / (int64_t)NANOSECONDS_PER_SECOND + 100 * 24 * 3600};
+    assert_int_equal(utimensat(AT_FDCWD, path, (struct timespec[]){future, future}, 0), 0);
+    policy.trash_grace_ms = 0;
+    sweep(tier, policy, 8);
+    assert_int_equal(tier_stat(tier, trash, &entry), 0);
+    assert_int_equal(tier_now(tier, &now_ns), 0);
+    assert_true(entry.mtime_ns <= now_ns);
+    sweep(tier, policy, 9);
+    assert_int_equal(count_entries(tier, "trash-"), 0);
+}
+
+/* Makes a pin, and waits until it has expired. */
+static void pin_briefly(struct tier *tier, struct version_id version, const char *name) {
+    struct problem problem = PROBLEM_NONE;
+    int64_t now_ns, expiry_ns;
+    assert_int_equal(tier_now(tier, &now_ns), 0);
+    expiry_ns = now_ns + 20 * (int64_t)NANOSECONDS_PER_MS;
+    assert_fine(retention_pin(tier, TEST_JOB, version, name, (uint64_t)expiry_ns, 1, &problem), &problem);
+    while (now_ns <= expiry_ns)
+        assert_int_equal(tier_now(tier, &now_ns), 0);
+}
+
+/* A bit of the 0 that says never: no pin expires before it was made. */
+static void test_flipped_pin_holds(void **state) {
+    struct tier *tier = tier_of(state);
+    struct version_id version = {1, 1};
+    char job[256], path[TIER_PATH_MAX];
+    assert_int_equal(job_escape(TEST_JOB, job, NULL), 0);
+    make_version(tier, version, 1);
+    layout_file(job, version, "pin-keep", path);
+    for (int byte = 0; byte < 2; byte++)
+        for (int bit = 0; bit < 8; bit++) {
+            char text[] = "0\n";
+            bool pinned = false;
+            text[byte] = (char)(text[byte] ^ 1 << bit);
+            assert_int_equal(tier_write_file(tier, path, text, 2), 0);
+            assert_int_equal(retention_pinned(tier, TEST_JOB, version, &pinned), 0);
+            assert_true(pinned);
+            assert_int_equal(tier_unlink(tier, path), 0);
+        }
+}
+
     struct version_id version = {1, 1}, newer = {1, 2};
     struct problem problem = PROBLEM_NONE;
     bool pinned;
@@ -214,7 +272,7 @@ static void test_pins(void **state) {
     assert_int_equal(count_versions(tier), 2);
     /* A second one, expired, changes nothing; without the first the version may go. */
     problem = PROBLEM_NONE;
-    assert_fine(retention_pin(tier, TEST_JOB, version, "restore", 1000, 1, &problem), &problem);
+    pin_briefly(tier, version, "restore");
     assert_int_equal(sweep(tier, policy, 1), 0);
     assert_fine(retention_unpin(tier, TEST_JOB, version, "keep", &problem), &problem);
     assert_int_equal(retention_unpin(tier, TEST_JOB, version, "keep", &problem), TIER_E_ABSENT);
@@ -223,7 +281,7 @@ static void test_pins(void **state) {
     uint64_t later_ns = (uint64_t)now_ns + 3600 * NANOSECONDS_PER_SECOND;
     assert_fine(retention_pin(tier, TEST_JOB, version, "export", later_ns, 1, &problem), &problem);
     assert_int_equal(sweep(tier, policy, 1), 0);
-    assert_fine(retention_pin(tier, TEST_JOB, version, "export", 1, 1, &problem), &problem);
+    pin_briefly(tier, version, "export");
     assert_int_equal(sweep(tier, policy, 1), 1);
     static const char *const bad[] = {"", "a/b", "a b", "ä"};
     for (size_t i = 0; i < ARRAY_SIZE(bad); i++)
@@ -405,10 +463,12 @@ int main(void) {
         cmocka_unit_test(test_choose_resume_version),
         cmocka_unit_test(test_choose_busy),
         BOTH(test_sweep_and_grace),
+        cmocka_unit_test_setup_teardown(test_trash_of_the_future, setup, teardown),
         BOTH(test_pins),
         BOTH(test_pinned_in_trash),
         BOTH(test_remove),
         BOTH(test_reap),
+        BOTH(test_flipped_pin_holds),
         BOTH(test_prune),
         cmocka_unit_test(test_fail_everywhere),
         cmocka_unit_test_setup_teardown(test_two_daemons, setup, teardown),
