@@ -47,6 +47,7 @@ struct holding {
     struct loop_op condemn;
     struct problem condemn_problem;
     uint32_t condemn_lane;
+    struct catalog condemn_catalog; /* the job's files afterwards */
 };
 
 static void holding_start(struct holding_request *request);
@@ -162,6 +163,7 @@ static void open_done(struct loop_op *op) {
     if (r) {
         if (r < 0) { /* absent is no fault: the part was never there, or has not come yet */
             lane_error(holding->job->lanes[holding->open_lane], &holding->open_problem);
+            holding->job->lanes[holding->open_lane]->copies_bad += r == -EBADMSG;
             holding->problem = holding->open_problem;
             holding->last_error = r;
         }
@@ -191,14 +193,19 @@ static void open_next(struct holding *holding) {
 
 static void condemn_run(struct loop_op *op) {
     struct holding *holding = CONTAINER_OF(op, struct holding, condemn);
-    op->result = catalog_condemn(holding->job->lanes[holding->condemn_lane]->tier, holding->job->name, holding->version,
-                                 holding->rank, &holding->condemn_problem);
+    struct tier *tier = holding->job->lanes[holding->condemn_lane]->tier;
+    op->result = catalog_condemn(tier, holding->job->name, holding->version, holding->rank, &holding->condemn_problem);
+    if (op->result == 0)
+        op->result = catalog_scan(tier, holding->job->name, &holding->condemn_catalog, &holding->condemn_problem);
 }
 
 static void condemn_done(struct loop_op *op) {
     struct holding *holding = CONTAINER_OF(op, struct holding, condemn);
     if (op->result < 0)
         lane_error(holding->job->lanes[holding->condemn_lane], &holding->condemn_problem);
+    else
+        holding->job->damage[holding->condemn_lane] = holding->condemn_catalog.damage;
+    catalog_deinit(&holding->condemn_catalog);
     holding_unref(holding);
 }
 
@@ -210,6 +217,8 @@ static void give_up_copy(struct holding *holding, struct copy *copy, int error, 
     lane_error(lane, problem);
     if (error == -EBADMSG) {
         holding_server(holding)->counters.chunks_bad++;
+        lane->chunks_bad++;
+        lane->copies_bad += holding->copy == copy;
         if (!loop_op_busy(&holding->condemn)) {
             holding_ref(holding);
             holding->condemn_lane = copy->lane;

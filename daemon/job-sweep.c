@@ -18,7 +18,7 @@ static void sweep_run(struct loop_op *op) {
     struct sweep *sweep = CONTAINER_OF(op, struct sweep, op);
     struct job *job = sweep->job;
     op->result = retention_sweep(job->lanes[sweep->lane]->tier, job->name, &sweep->policy, sweep->generation,
-                                 sweep->known, sweep->nonce, &sweep->removed, &sweep->problem);
+                                 sweep->known, sweep->nonce, &sweep->swept, &sweep->problem);
 }
 
 static void sweep_timer_elapsed(struct loop_op *op) {
@@ -57,13 +57,15 @@ static void sweep_done(struct loop_op *op) {
     struct server *server = job->server;
     if (op->result < 0)
         lane_error(job->lanes[sweep->lane], &sweep->problem);
-    server->counters.versions_removed += sweep->removed;
+    else
+        job->damage[sweep->lane] = sweep->swept.damage;
+    server->counters.versions_removed += sweep->swept.removed;
     free(STEAL(sweep->ids));
     if (!server->stopping)
         revisit_start(sweep);
     if (sweep->again && !server->stopping) {
         sweep_start(sweep);
-    } else if (sweep->removed && !loop_op_busy(&sweep->timer) && !server->stopping) {
+    } else if (sweep->swept.removed && !loop_op_busy(&sweep->timer) && !server->stopping) {
         /* The trash is emptied after its grace, by another sweep. */
         job_ref(job);
         loop_timer(server->loop, &sweep->timer,
@@ -101,7 +103,7 @@ static void sweep_start(struct sweep *sweep) {
         }
     sweep->known = (struct retention_known){
         .busy = sweep->ids, .busy_count = busy, .elsewhere = sweep->ids + busy, .elsewhere_count = elsewhere};
-    sweep->removed = 0;
+    sweep->swept = (struct retention_swept){0};
     sweep->nonce = server_nonce(job->server);
     sweep->generation = job->run.generation;
     sweep->problem = PROBLEM_NONE;

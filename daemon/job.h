@@ -58,7 +58,7 @@ struct sweep {
     bool again;
     struct version_id *ids; /* busy ones, then those complete elsewhere */
     struct retention_known known;
-    uint32_t removed;
+    struct retention_swept swept;
     uint64_t nonce, generation;
     struct retention_policy policy;
     struct problem problem;
@@ -97,6 +97,7 @@ struct job {
     uint64_t heartbeat_generation; /* of the work in flight */
     bool end_due;                  /* the run is to be marked as ended once the heartbeat's work is over */
     struct sweep sweeps[LANES_MAX];
+    struct catalog_damage damage[LANES_MAX]; /* as the last scan saw it */
 };
 
 /* The job of this name and parallel root, made if it is new. One more reference. */

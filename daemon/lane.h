@@ -31,6 +31,7 @@ struct lane {
     uint64_t pending_bytes;
     uint32_t pending_parts;
     uint64_t errors, superseded;
+    uint64_t chunks_bad, copies_bad; /* read from here: digests that were wrong, copies that were given up as damaged */
     uint32_t stuck_workers;
     struct problem last_error;
 

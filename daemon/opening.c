@@ -139,6 +139,8 @@ static void claim_work(struct loop_op *op) {
         if (catalog_scan(tiers[i], job->name, &opening->catalogs[i], &ignored) < 0)
             opening->catalogs[i] = (struct catalog){0};
     }
+    if (opening->claim.joined)
+        claim_passed_over(&request, opening->catalogs, &opening->claim.record, &opening->claim.warning);
 }
 
 static void note_catalogs(struct opening *opening) {
@@ -151,6 +153,7 @@ static void note_catalogs(struct opening *opening) {
                                  catalog->versions[v].summary.created_ns);
                 break;
             }
+        job->damage[i] = catalog->damage;
         if (catalog->bad)
             log_warning(opening->server->log, "%llu entries could not be understood, the first: %s job=%s tier=%s",
                         (unsigned long long)catalog->bad, catalog->first_bad.text, job->name,
@@ -193,6 +196,9 @@ static void claim_done(struct loop_op *op) {
         return;
     }
     note_catalogs(opening);
+    if (opening->claim.warning.text[0])
+        log_warning(server->log, "%s job=%s rank=%u", opening->claim.warning.text, opening->job->name,
+                    opening->request.rank);
     job_joined(opening->job, &opening->claim.record);
     opening->opened.warning = opening->claim.warning;
     enum code code =

@@ -45,16 +45,31 @@ static json_t *capabilities_json(unsigned capabilities) {
     return list;
 }
 
+/* What was found damaged there: by this daemon, and, by whomever, in the jobs that it knows. */
+static json_t *damage_json(struct lane *lane) {
+    struct catalog_damage damage = {0};
+    struct job *job;
+    TAILQ_FOREACH(job, &lane->server->jobs, link)
+    for (uint32_t i = 0; i < job->lane_count; i++)
+        if (job->lanes[i] == lane) {
+            damage.set_aside += job->damage[i].set_aside;
+            damage.repaired += job->damage[i].repaired;
+        }
+    return json_pack("{s:o, s:o, s:o, s:o}", "chunks_bad", number(lane->chunks_bad), "copies_bad",
+                     number(lane->copies_bad), "set_aside", number(damage.set_aside), "repaired",
+                     number(damage.repaired));
+}
+
 static json_t *lane_json(struct lane *lane) {
     struct tier *tier = lane->tier;
-    return json_pack("{s:s, s:s, s:s, s:s, s:b, s:s, s:o, s:o, s:o, s:i, s:o, s:o, s:s, s:i, s:o}", "name", tier->name,
-                     "level", level_name(tier->level), "kind", tier->ops->kind, "root", tier->root, "from_job",
-                     lane->from_job, "codec", codec_name(lane->config.codec), "bytes_written",
+    return json_pack("{s:s, s:s, s:s, s:s, s:b, s:s, s:o, s:o, s:o, s:i, s:o, s:o, s:s, s:i, s:o, s:o}", "name",
+                     tier->name, "level", level_name(tier->level), "kind", tier->ops->kind, "root", tier->root,
+                     "from_job", lane->from_job, "codec", codec_name(lane->config.codec), "bytes_written",
                      number(tier->counters.bytes_written), "bytes_read", number(tier->counters.bytes_read),
                      "pending_bytes", number(lane->pending_bytes), "pending_parts", (int)lane->pending_parts,
                      "superseded", number(lane->superseded), "errors", number(lane->errors), "last_error",
                      lane->last_error.text, "stuck_workers", (int)lane->stuck_workers, "capabilities",
-                     capabilities_json(tier->capabilities));
+                     capabilities_json(tier->capabilities), "damage", damage_json(lane));
 }
 
 static json_t *session_json(const struct session_info *info) {

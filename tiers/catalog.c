@@ -87,7 +87,8 @@ static void scan_complete(struct scan *scan, const char *directory, struct catal
     }
     r = complete_read_summary(data, size, &version->summary, &problem);
     if (r) {
-        version->damaged = true;
+        version->damaged = r == -EBADMSG;
+        version->unreadable = !version->damaged;
         note_bad(scan, path, problem_text(&problem, r));
         return;
     }
@@ -103,6 +104,32 @@ static void scan_complete(struct scan *scan, const char *directory, struct catal
 static bool ends_in(const char *name, const char *suffix) {
     size_t length = strlen(name), suffix_length = strlen(suffix);
     return length >= suffix_length && strcmp(name + length - suffix_length, suffix) == 0;
+}
+
+static int compare_name(const void *key, const void *entry) {
+    return strcmp(key, ((const struct tier_entry *)entry)->name);
+}
+
+/* An index is set aside with every part, and counts only where it alone was bad. */
+static void count_damage(struct scan *scan, const struct tier_entries *entries) {
+    struct catalog_damage parts = {0}, index = {0};
+    for (size_t i = 0; i < entries->count; i++) {
+        char name[256];
+        uint32_t rank;
+        snprintf(name, sizeof name, "%s", entries->items[i].name);
+        if (!ends_in(name, ".bad"))
+            continue;
+        name[strlen(name) - strlen(".bad")] = '\0';
+        bool is_index = strcmp(name, "complete.json") == 0;
+        if (!is_index && !layout_parse_manifest(name, &rank))
+            continue;
+        struct catalog_damage *damage = is_index ? &index : &parts;
+        damage->set_aside++;
+        damage->repaired += bsearch(name, entries->items, entries->count, sizeof *entries->items, compare_name) != NULL;
+    }
+    const struct catalog_damage *counts = parts.set_aside ? &parts : &index;
+    scan->catalog->damage.set_aside += counts->set_aside;
+    scan->catalog->damage.repaired += counts->repaired;
 }
 
 static int scan_version(struct scan *scan, struct version_id id) {
@@ -124,8 +151,9 @@ static int scan_version(struct scan *scan, struct version_id id) {
         else if (strcmp(entries.items[i].name, "complete.json.bad") == 0)
             condemned = true;
     }
-    if (condemned && !version.complete)
+    if (condemned && !version.complete && !version.unreadable)
         version.damaged = true;
+    count_damage(scan, &entries);
     version.pinned = pin_holds(scan->tier, directory, &entries);
     return add_version(scan, &version);
 }

@@ -12,12 +12,18 @@
 #include "tiers/layout.h"
 #include "tiers/tier.h"
 
+/* Copies of parts, and indexes, that were found damaged and renamed to .bad, by whomever. */
+struct catalog_damage {
+    uint64_t set_aside;
+    uint64_t repaired; /* those of them in whose place a new one stands */
+};
+
 struct catalog_version {
     struct version_id id;
     bool complete;                   /* complete.json is there and its summary is good */
     struct complete_summary summary; /* if complete */
     bool damaged;                    /* not complete, but it was: complete.json is bad or condemned */
-    bool unreadable;                 /* the tier failed when it was looked at: it may be complete */
+    bool unreadable;                 /* the tier failed, or a newer program wrote it: it may be complete */
     bool pinned;
 };
 
@@ -38,6 +44,7 @@ struct catalog {
     size_t generation_count;
     uint64_t bad;             /* entries that could not be understood */
     struct problem first_bad; /* and the first of them */
+    struct catalog_damage damage;
 };
 
 /* A job that is not there gives an empty catalog and 0. */

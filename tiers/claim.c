@@ -178,6 +178,14 @@ static bool find_unreadable(const struct claim *claim, const struct run_record *
     return false;
 }
 
+static void warn(const struct run_record *record, struct version_id passed, const struct problem *why,
+                 struct problem *warning) {
+    problem_set(warning, -EBADMSG,
+                "generation %" PRIu64 ", step %" PRIu64 " is damaged (%.300s); going on from generation %" PRIu64
+                ", step %" PRIu64 " instead",
+                passed.generation, passed.step, why->text, record->resume_generation, record->resume_step);
+}
+
 /* Chooses the version to go on from. 0 with record->resumes set or not; -ENODATA. */
 static int choose(const struct claim *claim, struct run_record *record, struct problem *warning) {
     struct version_id id = {0};
@@ -205,11 +213,21 @@ static int choose(const struct claim *claim, struct run_record *record, struct p
                            "job '%.80s' has versions, but none is usable; the newest is generation %" PRIu64
                            ", step %" PRIu64 ": %.250s; repair or remove them, or use another job name to start afresh",
                            claim->request->job, newest_bad.generation, newest_bad.step, why.text);
-    problem_set(warning, -EBADMSG,
-                "generation %" PRIu64 ", step %" PRIu64 " is damaged (%.300s); going on from generation %" PRIu64
-                ", step %" PRIu64 " instead",
-                newest_bad.generation, newest_bad.step, why.text, id.generation, id.step);
+    warn(record, newest_bad, &why, warning);
     return 0;
+}
+
+void claim_passed_over(const struct claim_request *request, struct catalog *catalogs, const struct run_record *record,
+                       struct problem *ret_warning) {
+    struct claim claim = {.request = request, .catalogs = catalogs};
+    struct version_id resume = {record->resume_generation, record->resume_step}, id = {record->generation, 0};
+    while (record->resumes && next_candidate(&claim, false, id, &id) && version_compare(id, resume) > 0) {
+        struct problem why = PROBLEM_NONE;
+        if (check_candidate(&claim, id, &why) != CANDIDATE_BAD) /* a good one came late, after the decision */
+            continue;
+        warn(record, id, &why, ret_warning);
+        return;
+    }
 }
 
 static bool has_versions(const struct claim *claim, uint64_t generation) {

@@ -8,7 +8,7 @@
  */
 
 #include "proto/manifest.h"
-#include "tiers/tier.h"
+#include "tiers/catalog.h"
 
 #define CLAIM_TOUCH_INTERVAL_MS 10000
 #define CLAIM_LAPSE_MS 60000 /* a holder not touched for so long is dead, by the file system's clock */
@@ -48,6 +48,10 @@ struct claim_result {
 enum { CLAIM_E_HELD = 1 };
 int claim_run(const struct claim_request *request, struct claim_result *ret_result, bool *ret_retry,
               struct problem *problem) MUST_CHECK;
+/* For a rank that joined: what the claim passed over, if that is still to be seen. `catalogs`: a scan of each
+ * tier. *ret_warning as in claim_result. */
+void claim_passed_over(const struct claim_request *request, struct catalog *catalogs, const struct run_record *record,
+                       struct problem *ret_warning);
 /* The heartbeat. TIER_E_ABSENT: the file is gone. */
 int claim_touch(struct tier *decider, const char *job, uint64_t generation);
 /* The run ended well: the next claim need not wait for the heartbeat to lapse. Marks the record's

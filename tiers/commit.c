@@ -117,7 +117,10 @@ static int clear_the_way(struct tier *tier, const char *job, struct version_id v
         return tier_problem(problem, tier, r, "read", manifest_path);
     struct manifest_summary summary;
     struct problem damage = PROBLEM_NONE;
-    if (manifest_read_summary(data, size, &summary, &damage) == 0) {
+    r = manifest_read_summary(data, size, &summary, &damage);
+    if (r == -ENOTSUP)
+        return problem_set(problem, r, "tier %s: a part is there already, %s", tier->name, problem_text(&damage, r));
+    if (r == 0) {
         if (summary.absent)
             return 0;
         /* It counts as committed now, and perhaps it is our own, from a try whose last sync failed. */

@@ -304,7 +304,8 @@ static int prune_generations(const struct sweep *sweep, const struct catalog *ca
 }
 
 int retention_sweep(struct tier *tier, const char *job, const struct retention_policy *policy, uint64_t current,
-                    struct retention_known known, uint64_t nonce, uint32_t *ret_removed, struct problem *problem) {
+                    struct retention_known known, uint64_t nonce, struct retention_swept *ret_swept,
+                    struct problem *problem) {
     struct sweep sweep;
     int r = sweep_init(&sweep, tier, job, nonce, problem);
     if (r)
@@ -318,20 +319,20 @@ int retention_sweep(struct tier *tier, const char *job, const struct retention_p
     r = retention_choose(&catalog, policy, current, known, &victims, &count);
     if (r)
         return tier_problem(problem, tier, r, "sweep", sweep.job);
-    uint32_t removed = 0;
+    struct retention_swept swept = {.damage = catalog.damage};
     for (size_t i = 0; i < count; i++) {
         char trash[TIER_PATH_MAX];
         r = trash_version(&sweep, victims[i], trash);
         if (r < 0)
             return r;
-        removed += r == 0;
+        swept.removed += r == 0;
     }
     r = empty_old_trash(&sweep, policy->trash_grace_ms);
     if (r == 0)
         r = prune_generations(&sweep, &catalog, current);
     if (r)
         return r;
-    *ret_removed = removed;
+    *ret_swept = swept;
     return 0;
 }
 

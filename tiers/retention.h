@@ -33,11 +33,16 @@ struct retention_known {
 int retention_choose(const struct catalog *catalog, const struct retention_policy *policy, uint64_t current,
                      struct retention_known known, struct version_id **ret_victims, size_t *ret_count) MUST_CHECK;
 
+struct retention_swept {
+    uint32_t removed;             /* versions renamed to trash */
+    struct catalog_damage damage; /* what the scan saw */
+};
+
 /* Scan, choose, rename to trash, and empty trash directories older than the grace (by the file
  * system's clock; from now on, if that was set back meanwhile); directories of generations older
  * than `current` that hold no version any more go too. */
 int retention_sweep(struct tier *tier, const char *job, const struct retention_policy *policy, uint64_t current,
-                    struct retention_known known, uint64_t nonce, uint32_t *ret_removed,
+                    struct retention_known known, uint64_t nonce, struct retention_swept *ret_swept,
                     struct problem *problem) MUST_CHECK;
 
 /* Removes one version now (ckptctl rm): -EBUSY if pinned. */

@@ -36,6 +36,19 @@ static void print_pool(json_t *status) {
            format_bytes(json_number(pool, "limit"), limit));
 }
 
+/* One line for each tier that has some: what the daemon met, and what lies there set aside. */
+static void print_damage(json_t *tier) {
+    json_t *damage = json_object_get(tier, "damage");
+    uint64_t chunks = json_number(damage, "chunks_bad"), copies = json_number(damage, "copies_bad");
+    uint64_t aside = json_number(damage, "set_aside"), repaired = json_number(damage, "repaired");
+    if (!chunks && !copies && !aside)
+        return;
+    print_between("tier ", json_text(tier, "name", "?"), ", damage: ");
+    printf("%" PRIu64 " chunk%s with a wrong digest, %" PRIu64 " cop%s given up; %" PRIu64 " set aside, %" PRIu64
+           " of them repaired\n",
+           chunks, chunks == 1 ? "" : "s", copies, copies == 1 ? "y" : "ies", aside, repaired);
+}
+
 static void print_tiers(json_t *status) {
     CLEANUP(table_deinit) struct table table = {0};
     size_t i;
@@ -64,6 +77,7 @@ static void print_tiers(json_t *status) {
             print_between("tier ", json_text(tier, "name", "?"), ", last error: ");
             print_between("", error, "\n");
         }
+        print_damage(tier);
     }
 }
 

@@ -266,6 +266,33 @@ static void test_damaged_passed_over(void **state) {
     assert_non_null(strstr(result.warning.text, "step 20"));
 }
 
+/* Who joins is told what the run passed over, as long as it is there; not of what came later. */
+static void test_joining_rank_is_told(void **state) {
+    struct fixture *fixture = *state;
+    struct claim_request request = request_of(fixture, "one");
+    struct version_id old = {1, 10}, newest = {1, 30}, late = {1, 40};
+    make_version(fixture->tiers[1], old, 2);
+    make_version(fixture->tiers[1], newest, 2);
+    damage(fixture, "parallel", newest, "complete.json");
+    struct claim_result result = claim_fine(&request);
+    assert_true(result.warning.code < 0);
+    make_version(fixture->tiers[1], late, 2);
+    make_version(fixture->tiers[1], (struct version_id){2, 11}, 2);
+    damage(fixture, "parallel", (struct version_id){2, 11}, "complete.json");
+    assert_true(claim_fine(&request).joined);
+    for (int told = 1; told >= 0; told--) {
+        struct catalog catalogs[2];
+        struct problem warning = PROBLEM_NONE, problem = PROBLEM_NONE;
+        for (size_t i = 0; i < 2; i++)
+            assert_fine(catalog_scan(fixture->tiers[i], TEST_JOB, &catalogs[i], &problem), &problem);
+        claim_passed_over(&request, catalogs, &result.record, &warning);
+        assert_string_equal(warning.text, told ? result.warning.text : "");
+        catalog_deinit(&catalogs[0]);
+        catalog_deinit(&catalogs[1]);
+        assert_fine(retention_remove(fixture->tiers[1], TEST_JOB, told ? newest : late, 1, &problem), &problem);
+    }
+}
+
 static void test_none_usable(void **state) {
     struct fixture *fixture = *state;
     struct claim_request request = request_of(fixture, "one");
@@ -307,6 +334,30 @@ static void test_exceeds_every_tier(void **state) {
     assert_int_equal(result.record.resume_generation, 9);
 }
 
+/* A heartbeat from a future that the clock was set back from does not hold the job until it has come. */
+static void test_heartbeat_of_the_future(void **state) {
+    struct fixture *fixture = *state;
+    struct claim_request request = request_of(fixture, "one");
+    request.host = "elsewhere";
+    claim_fine(&request);
+    request = request_of(fixture, "two");
+    silence(fixture, 1, -100 * 24 * 3600);
+    struct claim_result result;
+    bool retry = false;
+    struct problem problem = PROBLEM_NONE;
+    assert_int_equal(claim_run(&request, &result, &retry, &problem), CLAIM_E_HELD);
+    assert_true(retry);
+    char path[512];
+    struct stat status;
+    struct timespec now;
+    claim_path(fixture, 1, "run", path);
+    assert_int_equal(stat(path, &status), 0);
+    clock_gettime(CLOCK_REALTIME, &now);
+    assert_true(status.st_mtime <= now.tv_sec);
+    silence(fixture, 1, CLAIM_LAPSE_MS / 1000 + 1);
+    assert_int_equal(claim_fine(&request).record.generation, 2);
+}
+
 /* A run file that cannot be read belongs to somebody: alive until it is silent. */
 static void test_damaged_run_file(void **state) {
     struct fixture *fixture = *state;
@@ -334,30 +385,6 @@ static void test_failing_tier(void **state) {
         struct claim_request request = request_of(fixture, "one");
         struct claim_result result;
         bool retry;
-/* A heartbeat from a future that the clock was set back from does not hold the job until it has come. */
-static void test_heartbeat_of_the_future(void **state) {
-    struct fixture *fixture = *state;
-    struct claim_request request = request_of(fixture, "one");
-    request.host = "elsewhere";
-    claim_fine(&request);
-    request = request_of(fixture, "two");
-    silence(fixture, 1, -100 * 24 * 3600);
-    struct claim_result result;
-    bool retry = false;
-    struct problem problem = PROBLEM_NONE;
-    assert_int_equal(claim_run(&request, &result, &retry, &problem), CLAIM_E_HELD);
-    assert_true(retry);
-    char path[512];
-    struct stat status;
-    struct timespec now;
-    claim_path(fixture, 1, "run", path);
-    assert_int_equal(stat(path, &status), 0);
-    clock_gettime(CLOCK_REALTIME, &now);
-    assert_true(status.st_mtime <= now.tv_sec);
-    silence(fixture, 1, CLAIM_LAPSE_MS / 1000 + 1);
-    assert_int_equal(claim_fine(&request).record.generation, 2);
-}
-
         struct problem problem = PROBLEM_NONE;
         request.decider = decider;
         request.tiers = &decider;
@@ -485,7 +512,9 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_resume_newest, setup, teardown),
         cmocka_unit_test_setup_teardown(test_only_incomplete_is_fresh, setup, teardown),
         cmocka_unit_test_setup_teardown(test_damaged_passed_over, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_joining_rank_is_told, setup, teardown),
         cmocka_unit_test_setup_teardown(test_none_usable, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_heartbeat_of_the_future, setup, teardown),
         cmocka_unit_test_setup_teardown(test_unclaimed_directory, setup, teardown),
         cmocka_unit_test_setup_teardown(test_exceeds_every_tier, setup, teardown),
         cmocka_unit_test_setup_teardown(test_damaged_run_file, setup, teardown),
@@ -494,4 +523,3 @@ int main(void) {
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
-        cmocka_unit_test_setup_teardown(test_heartbeat_of_the_future, setup, teardown),

@@ -171,10 +171,10 @@ static size_t count_versions(struct tier *tier) {
 
 static uint32_t sweep(struct tier *tier, struct retention_policy policy, uint64_t nonce) {
     struct problem problem = PROBLEM_NONE;
-    uint32_t removed = 0;
-    int r = retention_sweep(tier, TEST_JOB, &policy, 1, (struct retention_known){0}, nonce, &removed, &problem);
+    struct retention_swept swept = {0};
+    int r = retention_sweep(tier, TEST_JOB, &policy, 1, (struct retention_known){0}, nonce, &swept, &problem);
     assert_fine(r, &problem);
-    return removed;
+    return swept.removed;
 }
 
 static void test_sweep_and_grace(void **state) {
@@ -195,8 +195,6 @@ static void test_sweep_and_grace(void **state) {
     assert_fine(catalog_check(tier, TEST_JOB, (struct version_id){1, 4}, &problem), &problem);
 }
 
-static void test_pins(void **state) {
-    struct tier *tier = tier_of(state);
 /* The clock was set back since: the grace begins again, by today's clock, and ends. */
 static void test_trash_of_the_future(void **state) {
     struct tier *tier = tier_of(state);
@@ -253,6 +251,8 @@ static void test_flipped_pin_holds(void **state) {
         }
 }
 
+static void test_pins(void **state) {
+    struct tier *tier = tier_of(state);
     struct version_id version = {1, 1}, newer = {1, 2};
     struct problem problem = PROBLEM_NONE;
     bool pinned;
@@ -366,13 +366,13 @@ static void test_prune(void **state) {
     snprintf(path, sizeof path, "%s/3/notes", job);
     assert_int_equal(tier_write_file(tier, path, "x", 1), 0);
     struct retention_policy policy = {.keep = 1};
-    uint32_t removed;
+    struct retention_swept swept;
     struct problem problem = PROBLEM_NONE;
     struct retention_known none = {0};
-    assert_fine(retention_sweep(tier, TEST_JOB, &policy, 4, none, 1, &removed, &problem), &problem);
+    assert_fine(retention_sweep(tier, TEST_JOB, &policy, 4, none, 1, &swept, &problem), &problem);
     assert_false(is_there(tier, "1"));
     assert_true(is_there(tier, "2/run") && is_there(tier, "3/run") && is_there(tier, "4/run"));
-    assert_fine(retention_sweep(tier, TEST_JOB, &policy, 9, none, 1, &removed, &problem), &problem);
+    assert_fine(retention_sweep(tier, TEST_JOB, &policy, 9, none, 1, &swept, &problem), &problem);
     assert_true(is_there(tier, "2/run") && is_there(tier, "3/run") && is_there(tier, "5/run"));
     assert_false(is_there(tier, "4"));
 }
@@ -391,8 +391,8 @@ static void test_fail_everywhere(void **state) {
         tier = fails(new_posix(&sandbox, "t"), fault);
         struct retention_policy policy = {.keep = 1};
         struct problem problem = PROBLEM_NONE;
-        uint32_t removed;
-        int r = retention_sweep(tier, TEST_JOB, &policy, 1, (struct retention_known){0}, 1, &removed, &problem);
+        struct retention_swept swept;
+        int r = retention_sweep(tier, TEST_JOB, &policy, 1, (struct retention_known){0}, 1, &swept, &problem);
         if (r)
             assert_names_tier(&problem, "t");
         bool fired = tier_fault_fired(tier) > 0;
@@ -426,12 +426,12 @@ static void test_two_daemons(void **state) {
             assert_true(pids[i] >= 0);
             if (pids[i] == 0) {
                 struct retention_policy policy = {.keep = 2};
-                uint32_t removed;
+                struct retention_swept swept;
                 struct problem problem = PROBLEM_NONE;
                 int r = 0;
                 for (int k = 0; r == 0 && k < 3; k++)
                     r = retention_sweep(tier, TEST_JOB, &policy, (uint64_t)round + 1, (struct retention_known){0},
-                                        i * 16 + (uint64_t)k, &removed, &problem);
+                                        i * 16 + (uint64_t)k, &swept, &problem);
                 if (r)
                     print_error("%s\n", problem.text);
                 _exit(r != 0);
@@ -465,10 +465,10 @@ int main(void) {
         BOTH(test_sweep_and_grace),
         cmocka_unit_test_setup_teardown(test_trash_of_the_future, setup, teardown),
         BOTH(test_pins),
+        BOTH(test_flipped_pin_holds),
         BOTH(test_pinned_in_trash),
         BOTH(test_remove),
         BOTH(test_reap),
-        BOTH(test_flipped_pin_holds),
         BOTH(test_prune),
         cmocka_unit_test(test_fail_everywhere),
         cmocka_unit_test_setup_teardown(test_two_daemons, setup, teardown),
