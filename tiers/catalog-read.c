@@ -18,9 +18,13 @@ static int bad(struct problem *problem, const struct tier *tier, const char *pat
     return problem_set(problem, code, "tier %s: %.300s: %s", tier->name, text, why);
 }
 
+bool catalog_is_no_file(int error) { return error == -EISDIR || error == -ELOOP || error == -EBADMSG; }
+
 /* Reads a whole file whose readers verify it. */
 static int read_whole(struct tier *tier, const char *path, char **ret_data, size_t *ret_size, struct problem *problem) {
     int r = tier_read_file(tier, path, MANIFEST_FILE_MAX, ret_data, ret_size);
+    if (catalog_is_no_file(r))
+        return bad(problem, tier, path, -EBADMSG, "it is no file");
     return r < 0 ? tier_problem(problem, tier, r, "read", path) : r;
 }
 

@@ -81,7 +81,8 @@ static void scan_complete(struct scan *scan, const char *directory, struct catal
         return;
     struct problem problem = PROBLEM_NONE;
     if (r < 0) {
-        version->unreadable = true;
+        version->damaged = catalog_is_no_file(r);
+        version->unreadable = !version->damaged;
         note_bad(scan, path, strerror(-r));
         return;
     }

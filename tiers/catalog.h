@@ -56,6 +56,8 @@ int catalog_jobs(struct tier *tier, char ***ret_jobs, size_t *ret_count, struct 
 /* The version of this id in a scan; NULL if it is not there. */
 const struct catalog_version *catalog_find(const struct catalog *catalog, struct version_id id);
 
+/* Is this error of tier_read_file() not the tier's, but what stands there: a directory, a link, a device? */
+bool catalog_is_no_file(int error);
 /* Reads and verifies complete.json, all of it. TIER_E_ABSENT. -EBADMSG: damaged. */
 int catalog_read_complete(struct tier *tier, const char *job, struct version_id version, struct complete *ret_complete,
                           struct problem *problem) MUST_CHECK;

@@ -135,7 +135,8 @@ static int verify_in_root(struct verifying *verifying, const struct inventory_ve
     const struct catalog_generation *generation = inventory_generation(verifying->inventory, version->id.generation);
     CLEANUP(complete_deinit) struct complete complete = {0};
     struct problem problem = PROBLEM_NONE;
-    bool index_good = false, expected = version->complete & 1u << root || (scanned && scanned->damaged);
+    bool index_good = false,
+         expected = version->complete & 1u << root || (scanned && (scanned->damaged || scanned->unreadable));
     if (expected) {
         int r = catalog_read_complete(tier, verifying->inventory->job, version->id, &complete, &problem);
         index_good = r == 0;
