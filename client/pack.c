@@ -5,7 +5,7 @@
 
 /*
  * Elements are walked row by row along the last dimension; where its stride is the element size, a
- * row is one memcpy. Both directions share the walk, which hands out rows.
+ * row is one memcpy. Everything that copies shares the walk, which hands out rows.
  */
 
 static unsigned pack_dims(const struct geometry *geometry) { return geometry->is_range ? 1 : geometry->dims; }
@@ -35,37 +35,22 @@ bool pack_is_contiguous(const struct geometry *geometry, unsigned element_size, 
     return true;
 }
 
-struct pack_copy {
-    uint8_t *packed;
-    bool gather;
-    unsigned element_size;
+struct pack_walk {
+    const struct pack_view *view;
+    pack_row_fn row;
+    void *context;
+    uint64_t packed;
 };
 
-static void pack_row(struct pack_copy *copy, uint8_t *data, int64_t stride, uint64_t count) {
-    size_t size = copy->element_size;
-    if (stride == (int64_t)size) {
-        if (copy->gather)
-            memcpy(copy->packed, data, count * size);
-        else
-            copy_past_cache(data, copy->packed, count * size); /* restored: it is computed with later */
-    } else {
-        for (uint64_t i = 0; i < count; i++) {
-            uint8_t *element = data + (int64_t)i * stride;
-            if (copy->gather)
-                memcpy(copy->packed + i * size, element, size);
-            else
-                memcpy(element, copy->packed + i * size, size);
-        }
-    }
-    copy->packed += count * size;
+static int walk_row(struct pack_walk *walk, uint8_t *data, int64_t stride, uint64_t count) {
+    int r = walk->row(walk->context, data, stride, count, walk->packed);
+    walk->packed += count * walk->view->element_size;
+    return r;
 }
 
-static void pack_walk(const struct pack_view *view, uint64_t first, uint64_t count, struct pack_copy *copy) {
+static int walk_strided(struct pack_walk *walk, uint64_t first, uint64_t count) {
+    const struct pack_view *view = walk->view;
     const struct geometry *geometry = view->geometry;
-    if (pack_is_contiguous(geometry, view->element_size, view->stride)) {
-        pack_row(copy, view->data + first * view->element_size, view->element_size, count);
-        return;
-    }
     unsigned last = pack_dims(geometry) - 1; /* a scalar is contiguous */
     uint64_t index[GEOMETRY_DIMS_MAX], rest = first;
     uint8_t *at = view->data;
@@ -76,10 +61,10 @@ static void pack_walk(const struct pack_view *view, uint64_t first, uint64_t cou
     }
     while (count > 0) {
         uint64_t row = min_u64(count, pack_extent(geometry, last) - index[last]);
-        pack_row(copy, at, view->stride[last], row);
+        int r = walk_row(walk, at, view->stride[last], row);
         count -= row;
-        if (count == 0)
-            break;
+        if (r != 0 || count == 0)
+            return r;
         at -= (int64_t)index[last] * view->stride[last];
         index[last] = 0;
         for (unsigned i = last; i-- > 0;) {
@@ -90,17 +75,53 @@ static void pack_walk(const struct pack_view *view, uint64_t first, uint64_t cou
             index[i] = 0;
         }
     }
+    return 0;
+}
+
+int pack_rows(const struct pack_view *view, uint64_t first, uint64_t count, pack_row_fn row, void *context) {
+    struct pack_walk walk = {.view = view, .row = row, .context = context};
+    if (count == 0)
+        return 0;
+    if (pack_is_contiguous(view->geometry, view->element_size, view->stride))
+        return walk_row(&walk, view->data + first * view->element_size, view->element_size, count);
+    return walk_strided(&walk, first, count);
+}
+
+struct pack_copy {
+    uint8_t *packed;
+    size_t element_size;
+};
+
+static int gather_row(void *context, uint8_t *data, int64_t stride, uint64_t count, uint64_t packed) {
+    const struct pack_copy *copy = context;
+    size_t size = copy->element_size;
+    uint8_t *to = copy->packed + packed;
+    if (stride == (int64_t)size)
+        memcpy(to, data, count * size);
+    else
+        for (uint64_t i = 0; i < count; i++)
+            memcpy(to + i * size, data + (int64_t)i * stride, size);
+    return 0;
+}
+
+static int scatter_row(void *context, uint8_t *data, int64_t stride, uint64_t count, uint64_t packed) {
+    const struct pack_copy *copy = context;
+    size_t size = copy->element_size;
+    const uint8_t *from = copy->packed + packed;
+    if (stride == (int64_t)size)
+        copy_past_cache(data, from, count * size); /* restored: it is computed with later */
+    else
+        for (uint64_t i = 0; i < count; i++)
+            memcpy(data + (int64_t)i * stride, from + i * size, size);
+    return 0;
 }
 
 void pack_gather(void *destination, const struct pack_view *view, uint64_t first, uint64_t count) {
-    struct pack_copy copy = {.packed = destination, .gather = true, .element_size = view->element_size};
-    if (count > 0)
-        pack_walk(view, first, count, &copy);
+    struct pack_copy copy = {.packed = destination, .element_size = view->element_size};
+    pack_rows(view, first, count, gather_row, &copy);
 }
 
 void pack_scatter(const struct pack_view *view, uint64_t first, uint64_t count, const void *source) {
-    /* Only read from: `gather` is false. */
-    struct pack_copy copy = {.packed = (uint8_t *)source, .gather = false, .element_size = view->element_size};
-    if (count > 0)
-        pack_walk(view, first, count, &copy);
+    struct pack_copy copy = {.packed = (uint8_t *)source, .element_size = view->element_size}; /* only read from */
+    pack_rows(view, first, count, scatter_row, &copy);
 }
