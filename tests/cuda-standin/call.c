@@ -130,7 +130,9 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **ret_function, int versio
     };
 #undef CUDA_FUNCTION
     ENTER(NEEDS_NOTHING);
-    /* Asked by the name without suffix; the newest version that 12.0 knows is all there is. */
+    /* Asked by the name without suffix; the newest variant that 12.0 knows is all there is, but for cuCtxCreate: since
+     * 11.4 that is another function, which is not here. */
+    bool fits = strcmp(symbol, "cuCtxCreate") ? version >= 12000 : version < 11040;
     size_t length = strlen(symbol);
     CUdriverProcAddressQueryResult status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     *ret_function = NULL;
@@ -138,7 +140,7 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **ret_function, int versio
         const char *name = functions[i].name;
         if (strncmp(name, symbol, length) || (name[length] && strncmp(name + length, "_v", 2)))
             continue;
-        status = version >= 12000 ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
+        status = fits ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
         if (status == CU_GET_PROC_ADDRESS_SUCCESS)
             *ret_function = functions[i].function;
         break;
