@@ -4,6 +4,7 @@
 #include "client/clock.h"
 #include "client/handle.h"
 #include "client/options.h"
+#include "client/register.h"
 #include "client/restore.h"
 #include "client/runid.h"
 #include "client/save.h"
@@ -23,6 +24,10 @@ const char *ckpt_version(void) { return VERSION_TEXT(CKPT_VERSION_MAJOR, CKPT_VE
 
 static void handle_free(struct ckpt *c) {
     push_deinit(&c->push);
+    staging_deinit(&c->staging);
+    register_free_eager(c);
+    exports_deinit(&c->exports);
+    devices_deinit(&c->devices);
     session_deinit(&c->session);
     segments_forget(&c->segments);
     set_image_deinit(&c->image);
@@ -121,10 +126,14 @@ int ckpt_open(const char *job, const struct ckpt_open_options *options, ckpt **r
         return error_set(CKPT_E_MEMORY, "open: out of memory");
     link_init(&c->session.link, "", handle_unclaimed, c);
     c->session.starter = STARTER_INIT;
-    push_init(&c->push, "");
+    push_init(&c->push, "", &c->devices);
+    c->exports.devices = &c->devices;
+    c->staging.transfer.devices = &c->devices;
     LIST_INIT(&c->restores);
     const char *force = getenv("CKPT_FORCE_PUSH");
     c->use_push = force && strcmp(force, "1") == 0;
+    if (c->use_push)
+        snprintf(c->push_reason, sizeof c->push_reason, "CKPT_FORCE_PUSH is set");
     r = fill_handle(c, job, &given);
     if (r == CKPT_OK)
         r = handle_list(c);
@@ -148,6 +157,8 @@ int ckpt_close(ckpt *c) {
         return r; /* the child may still read its memory, and shares everything else with the parent */
     if (r == CKPT_OK)
         r = save_fence(c, CKPT_DEFAULT_TIMEOUT);
+    if (r == CKPT_OK)
+        r = register_release_devices(c); /* the program may free the memory */
     if (session_is_up(&c->session)) {
         struct message_empty body = {0};
         struct link_request request = {.opcode = MESSAGE_CLOSE, .body = &body, .fd = -1};
@@ -180,6 +191,7 @@ int ckpt_get_info(ckpt *c, struct ckpt_info *info) {
         .saves = c->saves.accepted,
         .skipped = c->saves.skipped,
         .lost = c->saves.lost,
+        .push_reason = c->use_push ? c->push_reason : NULL,
     };
     return options_fill("ckpt_info", &values, sizeof values, info);
 }
@@ -225,7 +237,7 @@ int ckpt_protect(ckpt *c, const struct ckpt_shard *shard, uint64_t *ret_id) {
     r = options_get("ckpt_shard", shard, &given, sizeof given);
     uint64_t id = 0;
     if (r == CKPT_OK)
-        r = set_add(&c->set, &given, &id);
+        r = set_add(&c->set, &given, devices_find(&c->devices, given.data), &id);
     if (r == CKPT_OK && ret_id)
         *ret_id = id;
     return r;
@@ -255,8 +267,9 @@ int ckpt_unprotect(ckpt *c, uint64_t id) {
     if (!shard)
         return error_set(CKPT_E_NOT_FOUND, "unprotect: no protected piece has the id %ju", (uintmax_t)id);
     r = save_fence(c, CKPT_DEFAULT_TIMEOUT);
+    int released = shard->device == DEVICE_HOST ? CKPT_OK : register_release_devices(c);
     set_remove(&c->set, shard);
-    return r;
+    return r < 0 ? r : released;
 }
 
 int ckpt_unprotect_all(ckpt *c) {
@@ -264,6 +277,67 @@ int ckpt_unprotect_all(ckpt *c) {
     if (r < 0)
         return r;
     r = save_fence(c, CKPT_DEFAULT_TIMEOUT);
+    int released = register_release_devices(c);
     set_clear(&c->set);
-    return r;
+    return r < 0 ? r : released;
+}
+
+/* ---- device memory ---- */
+
+#define QUIET_PAUSE_NS 10000
+
+int ckpt_quiet(ckpt *c, uint32_t begin) {
+    int r = handle_enter(c);
+    if (r < 0)
+        return r;
+    if (begin > 1)
+        return error_set(CKPT_E_INVALID, "quiet: %u; it must be CKPT_QUIET_BEGIN or CKPT_QUIET_END", begin);
+    c->quiet = begin;
+    struct word_page *page = c->session.word;
+    if (!page)
+        return CKPT_OK;
+    word_quiet(page, begin);
+    uint64_t deadline = clock_now() + WORD_QUIET_NS;
+    while (begin && word_copying(page)) {
+        if (clock_now() >= deadline)
+            return error_set(CKPT_E_TIMEOUT, "quiet: a copy out of device memory did not end within two seconds");
+        struct timespec pause = {.tv_nsec = QUIET_PAUSE_NS};
+        nanosleep(&pause, NULL);
+    }
+    return CKPT_OK;
+}
+
+int ckpt_release_imports(ckpt *c) {
+    int r = handle_enter(c);
+    if (r == CKPT_OK)
+        r = save_fence(c, CKPT_DEFAULT_TIMEOUT);
+    int released = register_release_devices(c);
+    return r < 0 ? r : released;
+}
+
+int ckpt_device_usage(ckpt *c, struct ckpt_device_usage *usage) {
+    int r = handle_enter(c);
+    if (r < 0)
+        return r;
+    struct ckpt_device_usage values = {0};
+    if (c->set.on_devices > 0) {
+        r = save_fence(c, CKPT_DEFAULT_TIMEOUT);
+        if (r == CKPT_OK)
+            r = session_ensure(c, clock_deadline(c->open_timeout_ms));
+        if (r == CKPT_OK)
+            r = register_ensure(c, 0);
+    }
+    if (r == CKPT_OK && session_is_up(&c->session) && c->session.version >= 2) {
+        struct message_empty body = {0};
+        struct link_request request = {.opcode = MESSAGE_DEVICE_USAGE, .body = &body, .fd = -1};
+        r = link_call(&c->session.link, &request, MESSAGE_DEVICE_USAGE_IS, clock_deadline(HANDLE_GRACE_MS));
+        const struct message_device_usage_is *is = c->session.link.message.body;
+        if (r == CKPT_OK)
+            values = (struct ckpt_device_usage){.contexts = is->contexts,
+                                                .imports = is->imports,
+                                                .context_bytes = is->context_bytes,
+                                                .import_bytes = is->import_bytes,
+                                                .arena_bytes = is->arena_bytes};
+    }
+    return r < 0 ? r : options_fill("ckpt_device_usage", &values, sizeof values, usage);
 }

@@ -177,6 +177,7 @@ struct ckpt_info {
     uint64_t image_size;     /* bytes of the last save's image */
     uint64_t saves, skipped; /* accepted, skipped */
     uint64_t lost;           /* accepted, but given up before they were captured */
+    const char *push_reason; /* why push is 1, else NULL; lives as long as the handle */
 };
 /* Fills what fits in info->size. */
 CKPT_PUBLIC int ckpt_get_info(ckpt *c, struct ckpt_info *info);
@@ -195,13 +196,16 @@ enum {
     CKPT_EAGER = 2       /* may change right after save returns: copied inside save */
 };
 
-/* A piece of a named tensor that this rank holds. Either a box (offset and extent per dimension) or,
+/* Memory may be the host's or a GPU's (CUDA): the library looks at the pointer. Of a GPU, the daemon opens the
+ * allocation and copies out of it by itself (docs/gpu.md says which kinds it can, and what happens to the rest).
+ *
+ * A piece of a named tensor that this rank holds. Either a box (offset and extent per dimension) or,
  * if `range` is 1, the row-major elements [start, start + count). */
 struct ckpt_shard {
     uint32_t size;
     uint32_t dtype;         /* CKPT_F32, ... */
     const char *name;       /* UTF-8, at most 8192 bytes */
-    const void *data;       /* element 0 of the piece; must stay valid until unprotect */
+    const void *data;       /* element 0 of the piece, in host or device memory; must stay valid until unprotect */
     uint32_t dimensions;    /* of the global tensor, 0..32 */
     uint32_t flags;         /* CKPT_RANK_LOCAL, CKPT_EAGER */
     const uint64_t *shape;  /* of the global tensor, in elements */
@@ -224,7 +228,8 @@ CKPT_PUBLIC int ckpt_protect_array(ckpt *c, const char *name, uint32_t dtype, co
 /* A second name for a protected tensor (tied weights): stored once, restored under both. */
 CKPT_PUBLIC int ckpt_alias(ckpt *c, const char *alias, const char *name);
 /* Fences, then forgets the piece (ckpt_unprotect) or all of them and the aliases (ckpt_unprotect_all):
- * its memory may go. On a timeout the running save is revoked. */
+ * its memory may go. On a timeout the running save is revoked. If the piece is in device memory, the daemon closes
+ * all allocations that it has open of this handle; the next save opens those it needs again. */
 CKPT_PUBLIC int ckpt_unprotect(ckpt *c, uint64_t id);
 CKPT_PUBLIC int ckpt_unprotect_all(ckpt *c);
 
@@ -238,6 +243,10 @@ struct ckpt_save_options {
     uint32_t urgent;          /* 1: the job is about to be preempted: wait instead of skipping, go first */
     uint32_t check;           /* 1: the fence re-reads the memory and drops the version if it has changed */
     uint64_t busy_timeout_ms; /* overrides the handle's */
+    void *const *streams; /* CUDA streams (CUstream or cudaStream_t, at most 64): device memory is read after what was
+                             queued on them, without waiting here. On devices with none: after the default stream */
+    uint32_t stream_count;
+    uint32_t reserved;
 };
 
 /* Takes a version of everything protected, for this step. Steps increase within a run. Returns when
@@ -255,6 +264,32 @@ CKPT_PUBLIC int ckpt_save(ckpt *c, uint64_t step, const struct ckpt_save_options
 CKPT_PUBLIC int ckpt_fence(ckpt *c, uint64_t timeout_ms);
 /* The same for one protected piece: returns as soon as its bytes are out. */
 CKPT_PUBLIC int ckpt_fence_shard(ckpt *c, uint64_t id, uint64_t timeout_ms);
+
+/* ---- device memory ---- */
+
+enum { CKPT_QUIET_END = 0, CKPT_QUIET_BEGIN = 1 };
+/* Keeps copies out of this handle's device memory away from, say, a collective: after CKPT_QUIET_BEGIN none is under
+ * way (it waits for a piece of at most 64 MiB to end) and none begins, until CKPT_QUIET_END or two seconds later.
+ * CKPT_E_TIMEOUT: one did not end within two seconds. Without device memory it does nothing. */
+CKPT_PUBLIC int ckpt_quiet(ckpt *c, uint32_t begin);
+
+/* Device memory that the daemon has open stays allocated, also when the program frees it. This fences, and has the
+ * daemon close everything: call it before giving memory back to the driver (torch.cuda.empty_cache()), or when there is
+ * too little. The next save opens again what it needs. */
+CKPT_PUBLIC int ckpt_release_imports(ckpt *c);
+
+struct ckpt_device_usage {
+    uint32_t size;
+    uint32_t contexts; /* devices that the daemon uses, for whomever */
+    uint32_t imports;  /* allocations of this handle that it has open */
+    uint32_t reserved;
+    uint64_t context_bytes; /* device memory that its contexts take */
+    uint64_t import_bytes;  /* of those allocations */
+    uint64_t arena_bytes;   /* device memory of its device tier */
+};
+/* What protecting costs in device memory. If device memory is protected, it is made known to the daemon first (as the
+ * next save would do), with a fence. */
+CKPT_PUBLIC int ckpt_device_usage(ckpt *c, struct ckpt_device_usage *usage);
 
 enum {
     CKPT_PART = 0,   /* this rank's part */
@@ -341,7 +376,7 @@ struct ckpt_read {
     uint32_t size;
     uint32_t dtype; /* must be the stored one */
     const char *name;
-    void *data;            /* element 0 of the destination */
+    void *data;            /* element 0 of the destination, in host or device memory */
     uint32_t dimensions;   /* must be the stored number; shape likewise if given */
     uint32_t flags;        /* CKPT_RANK_LOCAL: look for the rank-local tensor of `rank` */
     const uint64_t *shape; /* NULL: not compared */
@@ -351,6 +386,10 @@ struct ckpt_read {
     uint32_t range;
     uint32_t rank;
     uint64_t start, count;
+    void *stream; /* if on_stream is 1: data is device memory, and the bytes are there for what is queued on this CUDA
+                     stream after the call. Otherwise they are there when the call returns */
+    uint32_t on_stream;
+    uint32_t reserved;
 };
 /* Reads one box; only the chunks that it needs. All bytes were verified before they are copied. */
 CKPT_PUBLIC int ckpt_restore_read(ckpt_restore *r, const struct ckpt_read *read);

@@ -128,8 +128,11 @@ static int copy_window(const struct segments *segments, struct link *link, const
         if (!data)
             return link_distrust(link, "a chunk that lies outside of its segment");
         uint64_t chunk_end = (chunk + UINT64_C(1)) * plan_chunk_size(plan, window->rank);
-        for (; copy < end && plan->copies[copy].image_offset < chunk_end; copy++)
-            plan_execute(plan, &plan->copies[copy], data);
+        for (; copy < end && plan->copies[copy].image_offset < chunk_end; copy++) {
+            int r = plan_execute(plan, &plan->copies[copy], data);
+            if (r < 0)
+                return r;
+        }
     }
     return CKPT_OK;
 }

@@ -7,11 +7,14 @@
  */
 
 #include "client/area.h"
+#include "client/device.h"
+#include "client/export.h"
 #include "client/fetch.h"
 #include "client/push.h"
 #include "client/saves.h"
 #include "client/session.h"
 #include "client/set.h"
+#include "client/transfer.h"
 #include "proto/manifest.h"
 
 #include <stdatomic.h>
@@ -23,6 +26,7 @@
 #define HANDLE_WAIT_MS UINT64_C(600000)
 #define HANDLE_GRACE_MS UINT64_C(2000) /* how long after its own deadline the daemon may answer */
 #define HANDLE_REGISTER_MS UINT64_C(10000)
+#define HANDLE_REASON_MAX 256
 
 struct ckpt {
     LIST_ENTRY(ckpt) link; /* all handles */
@@ -37,6 +41,9 @@ struct ckpt {
 
     struct session session;
     struct areas areas;
+    struct devices devices;
+    struct exports exports; /* device memory that the daemon reads */
+    struct staging staging; /* restored bytes on their way to a device */
     struct set set;
     struct saves saves;
     struct push push;
@@ -46,11 +53,15 @@ struct ckpt {
     struct set_image image;
     uint32_t set_number;
     bool registered;
-    bool use_push; /* private memory was refused: see push.h */
+    bool use_push; /* private or device memory was refused: see push.h */
+    char push_reason[HANDLE_REASON_MAX];
+    bool quiet;
     uint64_t nonce;
 
-    void *eager, *state; /* buffers in areas */
-    uint64_t eager_size, state_size;
+    struct set_eager eager;
+    uint64_t eager_size, device_eager_size[DEVICES_MAX];
+    void *state; /* a buffer in an area */
+    uint64_t state_size;
     LIST_HEAD(, ckpt_restore) restores;
 };
 

@@ -136,11 +136,16 @@ bool plan_next(const struct plan *plan, size_t *at, uint32_t chunks_max, struct 
     return true;
 }
 
-void plan_execute(const struct plan *plan, const struct plan_copy *copy, const uint8_t *data) {
+int plan_execute(const struct plan *plan, const struct plan_copy *copy, const uint8_t *data) {
     const struct plan_target *target = &plan->targets[copy->target];
     struct pack_view view = {.geometry = &target->geometry,
                              .stride = target->stride,
                              .data = target->data,
                              .element_size = target->element_size};
-    pack_scatter(&view, copy->element, copy->count, data + copy->image_offset % plan_chunk_size(plan, copy->rank));
+    const uint8_t *from = data + copy->image_offset % plan_chunk_size(plan, copy->rank);
+    if (target->on_device)
+        return staging_scatter(plan->staging, target->device, target->stream, !target->on_stream, &view, copy->element,
+                               copy->count, from, plan->deadline);
+    pack_scatter(&view, copy->element, copy->count, from);
+    return CKPT_OK;
 }

@@ -4,11 +4,12 @@
 /*
  * What a read needs: which bytes of which chunk go where. A plan collects the copies of any number
  * of reads, then sorts them into the order of storage and cuts the chunks into windows for FETCH.
- * Pure.
+ * Pure, but for targets on devices.
  */
 
 #include "client/index.h"
 #include "client/pack.h"
+#include "client/transfer.h"
 
 /* `count` elements from byte `image_offset` of a part's image, all in one chunk, to element `element`
  * of a target. */
@@ -26,6 +27,10 @@ struct plan_target {
     const int64_t *stride; /* NULL: row-major without holes */
     uint8_t *data;
     unsigned element_size;
+    bool on_device; /* `device` and the rest hold */
+    bool on_stream; /* by way of `stream`; else of one of ours */
+    int device;
+    CUstream stream;
 };
 
 struct plan_window { /* consecutive chunks of one part, and the copies out of them */
@@ -41,6 +46,8 @@ struct plan {
     /* Called when `limit` copies are collected; the plan is empty when it returns CKPT_OK. */
     int (*full)(void *context, struct plan *plan);
     void *context;
+    struct staging *staging; /* for targets on devices */
+    uint64_t deadline;       /* until which a device may take to accept them */
 };
 
 #define PLAN_COPIES_MAX 500000
@@ -59,5 +66,5 @@ bool plan_next(const struct plan *plan, size_t *at, uint32_t chunks_max, struct 
 uint32_t plan_chunk_size(const struct plan *plan, uint32_t rank);
 /* The length of a chunk: the last one of an image may be shorter. */
 uint64_t plan_chunk_length(const struct plan *plan, uint32_t rank, uint32_t chunk);
-/* Copies out of a chunk that lies at `data`. */
-void plan_execute(const struct plan *plan, const struct plan_copy *copy, const uint8_t *data);
+/* Copies out of a chunk that lies at `data`. Not CKPT_OK only where the target is on a device. */
+int plan_execute(const struct plan *plan, const struct plan_copy *copy, const uint8_t *data) MUST_CHECK;

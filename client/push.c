@@ -16,11 +16,13 @@
 #define PUSH_SLICE_MS 20
 #define PUSH_CONNECT_MS UINT64_C(2000)
 #define PUSH_ATTACH_PAUSE_NS (5 * NANOSECONDS_PER_MS)
+#define PUSH_DEVICE_PAUSE_MIN_NS 5000 /* between two looks at what a device is doing */
+#define PUSH_DEVICE_PAUSE_MAX_NS 200000
 
 static void ignore(void *context, struct link *link) {}
 
-void push_init(struct push *push, const char *path) {
-    *push = (struct push){0};
+void push_init(struct push *push, const char *path, const struct devices *devices) {
+    *push = (struct push){.transfer = {.devices = devices}};
     link_init(&push->link, path, ignore, NULL);
     pthread_mutex_init(&push->lock, NULL);
     pthread_condattr_t attributes;
@@ -86,10 +88,101 @@ int push_attach(struct push *push, uint64_t session, uint64_t deadline) {
     return r;
 }
 
-/* Copies bytes [from, from + length) of one shard's row-major storage. */
-static void copy_shard(const struct push_job *job, const struct shard *shard, uint64_t from, uint64_t length,
-                       uint8_t *destination) {
+/* ---- device memory ---- */
+
+/* Asks again and again until it is over, the push is stopped, or the time has come. */
+static int await_device(struct push *push, int (*ask)(struct push *push), uint64_t deadline, const char *what) {
+    uint64_t pause_ns = PUSH_DEVICE_PAUSE_MIN_NS;
+    for (;;) {
+        int r = ask(push);
+        if (r != CKPT_PENDING)
+            return r;
+        if (stopped(push))
+            return error_set(CKPT_E_LOST, "stopped");
+        if (clock_now() >= deadline)
+            return error_set(CKPT_E_TIMEOUT, "%s", what);
+        struct timespec pause = {.tv_nsec = (long)pause_ns};
+        nanosleep(&pause, NULL);
+        pause_ns = min_u64(2 * pause_ns, PUSH_DEVICE_PAUSE_MAX_NS);
+    }
+}
+
+static int ask_copies(struct push *push) { return transfer_poll(&push->transfer); }
+static int ask_marks(struct push *push) { return devices_marks_over(push->transfer.devices); }
+static int ask_quiet(struct push *push) { return word_copy_begin(push->job.word, false) ? CKPT_OK : CKPT_PENDING; }
+
+void push_unpin(struct push *push) {
+    const struct devices *devices = push->transfer.devices;
+    if (push->pinned && device_enter(devices, push->pinned_device) == CKPT_OK) {
+        (void)devices->cuda.cuMemHostUnregister(push->pinned);
+        device_leave(devices);
+    }
+    push->pinned = NULL;
+}
+
+/* Pinned slots are filled at the full rate; others work too, so a refusal is none. */
+static int pin(struct push *push, const struct push_job *job, int device) {
+    if (push->pinned == job->slots)
+        return CKPT_OK;
+    push_unpin(push);
+    int r = device_enter(job->devices, device);
+    if (r < 0)
+        return r;
+    if (job->devices->cuda.cuMemHostRegister_v2(job->slots, (size_t)PUSH_SLOTS * job->chunk_size,
+                                                CU_MEMHOSTREGISTER_PORTABLE) == CUDA_SUCCESS) {
+        push->pinned = job->slots;
+        push->pinned_device = device;
+    }
+    device_leave(job->devices);
+    return CKPT_OK;
+}
+
+/* What one job does to devices. */
+struct device_use {
+    bool begun[DEVICES_MAX];
+    bool copying; /* word_copy_begin() has said yes */
+};
+
+static int copy_device_shard(struct push *push, const struct push_job *job, struct device_use *use, int device,
+                             const struct pack_view *view, uint64_t first, uint64_t count, uint8_t *destination) {
+    int r = CKPT_OK;
+    if (!use->begun[device]) {
+        r = pin(push, job, device);
+        if (r == CKPT_OK)
+            r = transfer_begin(&push->transfer, device);
+        if (r < 0)
+            return r;
+        use->begun[device] = true;
+    }
+    if (!use->copying) {
+        r = await_device(push, ask_quiet, clock_now() + WORD_QUIET_NS, "quiet for too long");
+        if (r == CKPT_E_TIMEOUT) { /* the program forgot its end */
+            (void)word_copy_begin(job->word, true);
+            r = CKPT_OK;
+        }
+        if (r < 0)
+            return r;
+        use->copying = true;
+    }
+    return transfer_gather(&push->transfer, device, view, first, count, destination);
+}
+
+static int settle_devices(struct push *push, const struct push_job *job, struct device_use *use) {
+    if (!use->copying)
+        return CKPT_OK;
+    int r = await_device(push, ask_copies, clock_deadline(job->answer_ms), "a device did not copy its memory in time");
+    word_copy_end(job->word);
+    use->copying = false;
+    return r;
+}
+
+/* ---- the image ---- */
+
+/* Copies bytes [from, from + length) of shard i's row-major storage. */
+static int copy_shard(struct push *push, const struct push_job *job, struct device_use *use, uint32_t i,
+                      const struct shard *shard, uint64_t from, uint64_t length, uint8_t *destination) {
     unsigned size = dtype_size(shard->dtype);
+    int device = job->image->devices ? job->image->devices[i] : DEVICE_HOST;
     uint8_t *data = shard->area == SHARDS_AREA_PRIVATE ? (uint8_t *)(uintptr_t)shard->address
                                                        : job->areas->items[shard->area].map + shard->address;
     struct pack_view view = {.geometry = &shard->geometry,
@@ -97,11 +190,15 @@ static void copy_shard(const struct push_job *job, const struct shard *shard, ui
                              .data = data,
                              .element_size = size};
     /* Chunks are whole elements: both are powers of two, and tensors lie aligned. */
+    if (device != DEVICE_HOST)
+        return copy_device_shard(push, job, use, device, &view, from / size, length / size, destination);
     pack_gather(destination, &view, from / size, length / size);
+    return CKPT_OK;
 }
 
 /* Fills `to` with image bytes [offset, offset + length). */
-static void fill(const struct push_job *job, uint64_t offset, uint64_t length, const uint8_t *header, uint8_t *to) {
+static int fill(struct push *push, const struct push_job *job, struct device_use *use, uint64_t offset, uint64_t length,
+                const uint8_t *header, uint8_t *to) {
     const struct image_layout *layout = &job->image->layout;
     uint64_t end = offset + length, at = offset;
     if (at < layout->data_start) {
@@ -114,23 +211,29 @@ static void fill(const struct push_job *job, uint64_t offset, uint64_t length, c
         shards_get(job->image->shards, layout->order[i], &shard);
         uint64_t begin = layout->shard_offset[layout->order[i]], bytes = shard_bytes(&shard);
         uint64_t part = min_u64(end, begin + bytes) - at;
-        copy_shard(job, &shard, at - begin, part, to + (at - offset));
+        int r = copy_shard(push, job, use, layout->order[i], &shard, at - begin, part, to + (at - offset));
+        if (r < 0)
+            return r;
         at += part;
     }
     if (at < end)
         memcpy(to + (at - offset), (const uint8_t *)job->state + (at - layout->state_offset), end - at);
+    return settle_devices(push, job, use);
 }
 
 /* How far the image has come, in chunks: filled >= sent >= answered. */
 struct progress {
     uint64_t chunks, filled, sent, answered;
+    struct device_use use;
 };
 
-static void fill_next(const struct push_job *job, const uint8_t *header, struct progress *progress) {
+static int fill_next(struct push *push, const struct push_job *job, const uint8_t *header, struct progress *progress) {
     uint64_t offset = progress->filled * job->chunk_size;
     uint64_t length = min_u64(job->chunk_size, job->image_size - offset);
-    fill(job, offset, length, header, job->slots + progress->filled % PUSH_SLOTS * job->chunk_size);
+    int r = fill(push, job, &progress->use, offset, length, header,
+                 job->slots + progress->filled % PUSH_SLOTS * job->chunk_size);
     progress->filled++;
+    return r;
 }
 
 static int send_next(struct push *push, const struct push_job *job, struct progress *progress) {
@@ -167,9 +270,10 @@ static int push_step(struct push *push, const struct push_job *job, const uint8_
     if (progress->sent == progress->answered && progress->filled > progress->sent)
         return send_next(push, job, progress);
     bool room = progress->filled < progress->chunks && progress->filled - progress->answered < PUSH_SLOTS;
-    if (room)
-        fill_next(job, header, progress);
-    int r = room ? link_receive(&push->link, 0) : push_receive(push, clock_deadline(job->answer_ms));
+    int r = room ? fill_next(push, job, header, progress) : CKPT_OK;
+    if (r < 0)
+        return r;
+    r = room ? link_receive(&push->link, 0) : push_receive(push, clock_deadline(job->answer_ms));
     if (room && r == CKPT_E_TIMEOUT)
         return CKPT_OK;
     return r < 0 ? r : take_answer(push, progress);
@@ -183,14 +287,29 @@ static int push_image(struct push *push, const struct push_job *job) {
                          (uintmax_t)layout->data_start);
     image_header(layout, job->state_size, header);
     struct progress progress = {.chunks = (job->image_size + job->chunk_size - 1) / job->chunk_size};
-    int r = CKPT_OK;
+    /* A job that was stopped may have left copies behind that still write to the slots. */
+    int r = await_device(push, ask_copies, clock_deadline(job->answer_ms), "a device did not end its copies in time");
     while (progress.answered < progress.chunks && r == CKPT_OK)
         r = stopped(push) ? error_set(CKPT_E_LOST, "stopped") : push_step(push, job, header, &progress);
+    if (progress.use.copying) { /* it failed: nobody may fill the slots any more, nor be kept from a collective */
+        int settled = settle_devices(push, job, &progress.use);
+        r = r < 0 ? r : settled;
+    }
     return r;
 }
 
+static int start(struct push *push, const struct push_job *job) {
+    int r = await_device(push, ask_marks, clock_deadline(job->answer_ms),
+                         "the work on the device that the save comes after did not end in time");
+    if (r < 0)
+        return r;
+    struct message_start body = {.counter = job->counter};
+    return link_send(&push->link, &(struct link_request){.opcode = MESSAGE_START, .body = &body, .fd = -1},
+                     clock_deadline(job->answer_ms), NULL);
+}
+
 static void push_run(struct push *push, const struct push_job *job) {
-    int r = push_image(push, job);
+    int r = job->starts ? start(push, job) : push_image(push, job);
     if (r == CKPT_OK)
         return;
     link_close(&push->link); /* unanswered chunks die with it */
@@ -286,6 +405,8 @@ void push_deinit(struct push *push) {
         pthread_join(push->thread, NULL);
         push->started = false;
     }
+    push_unpin(push);
+    transfer_deinit(&push->transfer);
     link_close(&push->link);
     pthread_cond_destroy(&push->changed);
     pthread_mutex_destroy(&push->lock);

@@ -6,12 +6,16 @@
  * thread has a connection of its own, attached to the session; for each save it goes through the
  * image in order, fills a slot of a shared area with each chunk, and tells the daemon.
  *
+ * The same thread waits for the work on a GPU that a save comes after, where the daemon reads the
+ * memory itself: then it tells it to start.
+ *
  * The thread reads the program's memory only between push_begin() and the moment from which
  * push_settle() or push_stop() returns.
  */
 
 #include "client/link.h"
 #include "client/set.h"
+#include "client/transfer.h"
 #include "proto/word.h"
 
 #include <pthread.h>
@@ -21,11 +25,13 @@
 
 /* One save's work; all it points to stays until the push has settled. */
 struct push_job {
+    bool starts; /* only waits for the marks of `devices`, and tells the daemon to start */
     struct word_page *word;
     uint16_t counter;
     uint64_t image_size;
     const struct set_image *image;
     const struct areas *areas;
+    const struct devices *devices;
     const void *state; /* inline state */
     uint64_t state_size;
     uint32_t chunk_size;
@@ -49,9 +55,12 @@ struct push {
     uint64_t attached; /* the session of the link; 0: none */
     void *slots;       /* the owner's allocation */
     uint64_t slots_size;
+    void *pinned; /* the slots, as they were registered with the CUDA driver */
+    int pinned_device;
+    struct transfer transfer;
 };
 
-void push_init(struct push *push, const char *path);
+void push_init(struct push *push, const char *path, const struct devices *devices);
 /* Ends the thread. */
 void push_deinit(struct push *push);
 /* In the forked child, which has no such thread. */
@@ -64,5 +73,7 @@ int push_begin(struct push *push, const struct push_job *job) MUST_CHECK;
 void push_settle(struct push *push);
 /* Stops the job, if one runs, and waits. */
 void push_stop(struct push *push);
+/* Before the slots are freed; the push has settled. */
+void push_unpin(struct push *push);
 /* Copies the reason; false: it has not failed. */
 bool push_failed(struct push *push, char *ret_reason, size_t size);

@@ -289,7 +289,7 @@ static int check_form(const struct ckpt_read *read, const struct index_tensor *t
     return CKPT_OK;
 }
 
-static int make_target(const struct ckpt_read *read, const struct index_tensor *tensor,
+static int make_target(struct ckpt *c, const struct ckpt_read *read, const struct index_tensor *tensor,
                        struct plan_target *ret_target) {
     int result = check_form(read, tensor);
     if (result < 0)
@@ -320,6 +320,13 @@ static int make_target(const struct ckpt_read *read, const struct index_tensor *
         return error_set(CKPT_E_INVALID, "read of %s: the box or range leaves the tensor", read->name);
     if (!read->data && geometry_elements(geometry) > 0)
         return error_set(CKPT_E_INVALID, "read of %s: data is NULL", read->name);
+    target.device = devices_find(&c->devices, read->data);
+    target.on_device = target.device != DEVICE_HOST && geometry_elements(geometry) > 0;
+    if (read->on_stream > 1 || (read->on_stream && target.device == DEVICE_HOST))
+        return error_set(CKPT_E_INVALID, "read of %s: on_stream is %u, and data is %s memory", read->name,
+                         read->on_stream, target.device == DEVICE_HOST ? "host" : "device");
+    target.on_stream = read->on_stream;
+    target.stream = read->stream;
     *ret_target = target;
     return CKPT_OK;
 }
@@ -331,8 +338,13 @@ static int run_plan(void *context, struct plan *plan) {
 }
 
 static void plan_begin(struct ckpt_restore *r, const struct plan_target *targets, struct plan *ret_plan) {
-    *ret_plan =
-        (struct plan){.index = &r->index, .targets = targets, .limit = PLAN_COPIES_MAX, .full = run_plan, .context = r};
+    *ret_plan = (struct plan){.index = &r->index,
+                              .targets = targets,
+                              .limit = PLAN_COPIES_MAX,
+                              .full = run_plan,
+                              .context = r,
+                              .staging = &r->c->staging,
+                              .deadline = clock_deadline(r->timeout_ms)};
 }
 
 /* How to fill a plan, so that it can be done twice. */
@@ -369,6 +381,14 @@ static int fill_tensors(const void *context, struct plan *plan) {
     return result;
 }
 
+/* Nobody waits here for what goes to devices. */
+static bool all_on_streams(const struct plan_target *targets, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (targets[i].on_device && !targets[i].on_stream)
+            return false;
+    return true;
+}
+
 /* `size` is that of the program's struct ckpt_read. */
 int ckpt_restore_read_many(ckpt_restore *r, const struct ckpt_read *reads, size_t count) {
     int result = enter(r);
@@ -387,7 +407,7 @@ int ckpt_restore_read_many(ckpt_restore *r, const struct ckpt_read *reads, size_
         if (result == CKPT_OK)
             result = find_stored(r, read.name, read.flags & CKPT_RANK_LOCAL, read.rank, &items[i]);
         if (result == CKPT_OK)
-            result = make_target(&read, items[i], &targets[i]);
+            result = make_target(r->c, &read, items[i], &targets[i]);
         if (result < 0)
             return result;
         uint32_t step; /* elements of the array are as large as the program knows them */
@@ -395,7 +415,9 @@ int ckpt_restore_read_many(ckpt_restore *r, const struct ckpt_read *reads, size_
         at += step;
     }
     struct tensors tensors = {.items = items, .count = count};
-    return run(r, targets, fill_tensors, &tensors);
+    result = run(r, targets, fill_tensors, &tensors);
+    return result < 0 || all_on_streams(targets, count) ? result
+                                                        : staging_settle(&r->c->staging, clock_deadline(r->timeout_ms));
 }
 
 int ckpt_restore_read(ckpt_restore *r, const struct ckpt_read *read) { return ckpt_restore_read_many(r, read, 1); }

@@ -107,7 +107,7 @@ int save_fence(struct ckpt *c, uint64_t timeout_ms) {
             deadline = clock_deadline(wait_ms);
         else if (clock_now() >= deadline)
             return give_up(c, wait_ms);
-        look_at_messages(c, c->use_push ? min_u64(deadline, clock_deadline(SAVE_PUSH_SLICE_MS)) : deadline);
+        look_at_messages(c, c->push.started ? min_u64(deadline, clock_deadline(SAVE_PUSH_SLICE_MS)) : deadline);
         if (c->saves.state == SAVES_IDLE)
             return told_late(c);
     }
@@ -172,14 +172,23 @@ static int check_options(const struct ckpt_save_options *options) {
         return error_set(CKPT_E_INVALID, "save: urgent and check must be 0 or 1");
     if (options->state_size > 0 && !options->state)
         return error_set(CKPT_E_INVALID, "save: state is NULL, but state_size is %ju", (uintmax_t)options->state_size);
+    if (options->stream_count > 0 && !options->streams)
+        return error_set(CKPT_E_INVALID, "save: streams is NULL, but stream_count is %u", options->stream_count);
+    if (options->stream_count > DEVICE_MARKS_MAX)
+        return error_set(CKPT_E_LIMIT, "save: %u streams; at most %d are allowed (DEVICE_MARKS_MAX)",
+                         options->stream_count, DEVICE_MARKS_MAX);
     if (options->state_size > IMAGE_STATE_MAX)
         return error_set(CKPT_E_LIMIT, "save: %ju bytes of state; at most %ju are allowed (IMAGE_STATE_MAX)",
                          (uintmax_t)options->state_size, (uintmax_t)IMAGE_STATE_MAX);
     return CKPT_OK;
 }
 
+/* What the push thread does for this save: it copies the image, or waits for the devices and tells the daemon to start.
+ */
 static int start_push(struct ckpt *c, uint64_t state_size) {
     struct push_job job = {
+        .starts = !c->use_push,
+        .devices = &c->devices,
         .word = c->session.word,
         .counter = c->saves.counter,
         .image_size = c->saves.image_size,
@@ -192,7 +201,8 @@ static int start_push(struct ckpt *c, uint64_t state_size) {
         .answer_ms = HANDLE_FENCE_MS,
     };
     uint64_t size = (uint64_t)PUSH_SLOTS * job.chunk_size;
-    client_assert(c, areas_find(&c->areas, job.slots, size, &job.slots_area, &job.slots_offset));
+    if (c->use_push)
+        client_assert(c, areas_find(&c->areas, job.slots, size, &job.slots_area, &job.slots_offset));
     return push_begin(&c->push, &job);
 }
 
@@ -211,7 +221,7 @@ static int fence_large_eager(struct ckpt *c) {
 }
 
 /* SAVED has come. */
-static int saved(struct ckpt *c, uint64_t state_size, bool check) {
+static int saved(struct ckpt *c, const struct message_save *asked) {
     struct link *link = &c->session.link;
     const struct message_saved *body = link->message.body;
     int result = body->result;
@@ -232,9 +242,9 @@ static int saved(struct ckpt *c, uint64_t state_size, bool check) {
     saves_answered(&c->saves, result, expected);
     if (result != CKPT_OK)
         return result;
-    c->saves.check = check && !c->use_push;
-    if (c->use_push) {
-        int r = start_push(c, state_size);
+    c->saves.check = (asked->flags & SAVE_CHECK) && !c->use_push;
+    if (c->use_push || (asked->flags & SAVE_HELD)) {
+        int r = start_push(c, asked->state_length);
         if (r < 0) {
             word_revoke(c->session.word, c->saves.counter, c->saves.image_size);
             saves_settle(&c->saves, false);
@@ -265,6 +275,27 @@ static uint64_t busy_ms(const struct ckpt *c, const struct ckpt_save_options *op
     return clock_timeout_ms(options->busy_timeout_ms, clock_timeout_ms(c->busy_timeout_ms, HANDLE_BUSY_MS));
 }
 
+/* The save comes after what the program has queued on its streams: eager tensors are copied behind that, and the daemon
+ * is told to hold the capture until it is over. Pushed copies are queued behind it as well, and need no hold. */
+static int order_devices(struct ckpt *c, const struct ckpt_save_options *options, uint32_t *flags) {
+    bool used[DEVICES_MAX] = {false};
+    void *streams[DEVICES_MAX];
+    for (uint32_t i = 0; i < shards_count(c->image.shards); i++)
+        if (c->image.devices[i] != DEVICE_HOST)
+            used[c->image.devices[i]] = true;
+    push_settle(&c->push); /* it looks at the marks of the last save */
+    int r = devices_streams(&c->devices, options->streams, options->stream_count, streams);
+    if (r == CKPT_OK)
+        r = set_copy_device_eager(&c->set, &c->devices, &c->eager, streams);
+    if (r == CKPT_OK)
+        r = devices_mark(&c->devices, options->streams, options->stream_count, used);
+    if (r == CKPT_OK && !c->use_push)
+        r = devices_marks_over(&c->devices);
+    if (r == CKPT_PENDING)
+        *flags |= SAVE_HELD;
+    return r < 0 ? r : CKPT_OK;
+}
+
 static int ask(struct ckpt *c, uint64_t step, const struct ckpt_save_options *options) {
     struct link *link = &c->session.link;
     struct message_save body = {
@@ -280,14 +311,17 @@ static int ask(struct ckpt *c, uint64_t step, const struct ckpt_save_options *op
         memcpy(c->state, options->state, options->state_size);
         client_assert(c, areas_find(&c->areas, c->state, options->state_size, &body.state_area, &body.state_offset));
     }
-    if (c->set.eager_bytes > 0)
-        set_copy_eager(&c->set, c->eager);
+    set_copy_eager(&c->set, &c->eager);
+    int r = c->set.on_devices > 0 ? order_devices(c, options, &body.flags) : CKPT_OK;
+    if (r < 0)
+        return r;
     body.counter = saves_begin(&c->saves, step, image_size(&c->image.layout, options->state_size));
+    word_quiet(c->session.word, c->quiet);
     word_begin(c->session.word, body.counter);
     struct link_request request = {.opcode = MESSAGE_SAVE, .body = &body, .fd = -1};
     uint64_t deadline = clock_deadline(min_u64(body.busy_deadline_ms, UINT64_MAX - HANDLE_GRACE_MS) + HANDLE_GRACE_MS);
-    int r = link_call(link, &request, MESSAGE_SAVED, deadline);
-    return r < 0 ? r : saved(c, options->state_size, options->check);
+    r = link_call(link, &request, MESSAGE_SAVED, deadline);
+    return r < 0 ? r : saved(c, &body);
 }
 
 /* Something sent ahead of the failed request was refused: that is the cause, and the daemon does not

@@ -55,6 +55,7 @@ void session_down(struct ckpt *c) {
     session->phase = SESSION_DOWN;
     c->registered = false;
     areas_forget_announced(&c->areas);
+    exports_forget(&c->exports);
     segments_forget(&c->segments);
 }
 
@@ -122,6 +123,7 @@ static int end_greeting(struct ckpt *c, uint64_t deadline) {
     if (hello->chunk_size < 4096 || hello->chunk_size % 4096)
         return link_distrust(&session->link, "a chunk size that is not a multiple of 4096");
     session->chunk_size = hello->chunk_size;
+    session->version = hello->version;
 
     size_t job = strlen(c->job), run_id = strlen(c->run_id), directory = c->directory ? strlen(c->directory) : 0;
     struct message_open open = {

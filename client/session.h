@@ -33,7 +33,8 @@ struct session {
     uint64_t resume_generation, resume_step;
     bool resumes;
     uint32_t levels, chunk_size;
-    uint32_t epoch; /* counts the times it came up: numbers of the daemon are of one epoch */
+    uint32_t version; /* of the protocol */
+    uint32_t epoch;   /* counts the times it came up: numbers of the daemon are of one epoch */
 };
 
 void session_deinit(struct session *session);

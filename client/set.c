@@ -37,6 +37,7 @@ void set_clear(struct set *set) {
     HASH_ITER(hh, set->tensors, tensor, next) tensor_drop(set, tensor);
     set->alias_count = 0;
     set->header_bytes = 0;
+    set->on_devices = 0;
     set->changed = true;
 }
 
@@ -261,7 +262,7 @@ static void stored_remove(struct set_tensor *tensor, const struct set_shard *sha
         }
 }
 
-static struct set_shard *shard_new(const struct shard *record, struct set_tensor *tensor) {
+static struct set_shard *shard_new(const struct shard *record, int device, struct set_tensor *tensor) {
     const struct geometry *geometry = &record->geometry;
     unsigned dims = geometry->dims, numbers = geometry->is_range ? 3 : 3 * dims;
     struct set_shard *shard = calloc(1, sizeof *shard + numbers * sizeof(uint64_t));
@@ -274,6 +275,7 @@ static struct set_shard *shard_new(const struct shard *record, struct set_tensor
     shard->replica_index = record->replica_index;
     shard->replica_count = record->replica_count;
     shard->index = SET_INDEX_NONE;
+    shard->device = (int8_t)(shard->bytes > 0 ? device : DEVICE_HOST);
     shard->is_range = geometry->is_range;
     shard->contiguous = record->contiguous;
     hull(geometry, &shard->low, &shard->high);
@@ -321,7 +323,7 @@ static int tensor_add(struct set_tensor *tensor, struct set_shard *shard, const 
     return CKPT_OK;
 }
 
-int set_add(struct set *set, const struct ckpt_shard *given, uint64_t *ret_id) {
+int set_add(struct set *set, const struct ckpt_shard *given, int device, uint64_t *ret_id) {
     struct shard record;
     int r = shard_from_options(given, &record);
     if (r < 0)
@@ -344,7 +346,7 @@ int set_add(struct set *set, const struct ckpt_shard *given, uint64_t *ret_id) {
     r = tensor_get(set, &record, &tensor, &new_tensor);
     if (r < 0)
         return r;
-    struct set_shard *shard = shard_new(&record, tensor);
+    struct set_shard *shard = shard_new(&record, device, tensor);
     if (!shard)
         r = error_set(CKPT_E_MEMORY, "protect %s: out of memory", record.name);
     else if (set_is_stored(shard) && set->header_bytes + header_cost(tensor) > IMAGE_HEADER_MAX)
@@ -363,6 +365,7 @@ int set_add(struct set *set, const struct ckpt_shard *given, uint64_t *ret_id) {
     shard->id = ++set->next_id;
     set->shards[set->count++] = shard;
     set->used++;
+    set->on_devices += shard->device != DEVICE_HOST;
     set->changed = true;
     *ret_id = shard->id;
     return CKPT_OK;
@@ -465,6 +468,7 @@ void set_remove(struct set *set, struct set_shard *shard) {
     struct set_tensor *tensor = shard->tensor;
     set->shards[shards_position(set, shard->id)] = NULL;
     set->used--;
+    set->on_devices -= shard->device != DEVICE_HOST;
     if (set_is_stored(shard)) {
         set->header_bytes -= header_cost(tensor);
         if (shard->bytes > 0)

@@ -9,6 +9,7 @@
 
 #include "client/area.h"
 #include "client/ckpt.h"
+#include "client/export.h"
 #include "proto/image.h"
 #include "proto/shards.h"
 
@@ -28,7 +29,8 @@ struct set_shard {
     uint32_t replica_index, replica_count;
     uint32_t index; /* in the table last built; SET_INDEX_NONE: protected since */
     bool is_range, contiguous;
-    uint64_t eager_offset; /* in the eager buffer, if it is copied */
+    int8_t device;         /* whose memory it is, or DEVICE_HOST */
+    uint64_t eager_offset; /* in the eager buffer (of its device), if it is copied */
     uint64_t numbers[];    /* range: start, count, stride; box: offset, extent, stride, per dimension */
 };
 
@@ -56,15 +58,17 @@ struct set {
     size_t alias_count, alias_capacity;
     uint64_t header_bytes; /* a lower bound of the image header's length */
     uint64_t eager_bytes;  /* of the eager buffer */
+    uint64_t device_eager_bytes[DEVICES_MAX];
     bool has_large_eager;
-    bool changed; /* since set_build() */
+    size_t on_devices; /* pieces in device memory */
+    bool changed;      /* since set_build() */
     struct shards_writer scratch;
 };
 
 void set_deinit(struct set *set);
 
-/* CKPT_OK, CKPT_E_... with the sentence. */
-int set_add(struct set *set, const struct ckpt_shard *shard, uint64_t *ret_id) MUST_CHECK;
+/* `device`: whose memory it is, or DEVICE_HOST. CKPT_OK, CKPT_E_... with the sentence. */
+int set_add(struct set *set, const struct ckpt_shard *shard, int device, uint64_t *ret_id) MUST_CHECK;
 int set_alias(struct set *set, const char *alias, const char *name) MUST_CHECK;
 /* NULL: no such piece. */
 struct set_shard *set_find(const struct set *set, uint64_t id);
@@ -90,13 +94,24 @@ struct set_image {
     struct shards_writer table;
     struct shards *shards;
     struct image_layout layout;
+    int8_t *devices; /* of each shard of the table, or DEVICE_HOST; NULL: all lie in host memory */
+};
+
+/* Where the copies of eager shards go: buffers of the sizes that set_place_eager() found. */
+struct set_eager {
+    void *host; /* in an area */
+    CUdeviceptr device[DEVICES_MAX];
 };
 
 void set_image_deinit(struct set_image *image);
-/* Decides where each copied eager shard lies in the eager buffer, and returns the buffer's size. */
-uint64_t set_place_eager(struct set *set);
-/* `eager`: the buffer, of that size, in an area; NULL if the size is 0. */
-int set_build(struct set *set, const struct areas *areas, const void *eager, const struct image_identity *identity,
-              struct set_image *ret_image) MUST_CHECK;
-/* Copies every eager shard that is copied into the buffer. */
-void set_copy_eager(const struct set *set, void *eager);
+/* Decides where each copied eager shard lies in its eager buffer: eager_bytes, device_eager_bytes. */
+void set_place_eager(struct set *set);
+/* `exports`: tells the daemon of device memory; NULL: it need not read any (push). CKPT_NONE: it cannot be told of
+ * some, the sentence says why. */
+int set_build(struct set *set, const struct areas *areas, struct exports *exports, const struct set_eager *eager,
+              const struct image_identity *identity, struct set_image *ret_image) MUST_CHECK;
+/* Copies every eager shard of host memory that is copied into the buffer. */
+void set_copy_eager(const struct set *set, const struct set_eager *eager);
+/* The same on devices, each copy behind what is queued on `streams[device]`. */
+int set_copy_device_eager(const struct set *set, const struct devices *devices, const struct set_eager *eager,
+                          void *const *streams) MUST_CHECK;

@@ -24,7 +24,7 @@ PLACE(ckpt_open_options, daemon, 40);
 PLACE(ckpt_open_options, open_timeout_ms, 48);
 PLACE(ckpt_open_options, busy_timeout_ms, 56);
 
-SIZE(ckpt_info, 88);
+SIZE(ckpt_info, 96); /* 0.1: 88, without push_reason */
 PLACE(ckpt_info, connected, 12);
 PLACE(ckpt_info, generation, 16);
 PLACE(ckpt_info, resumes, 24);
@@ -36,6 +36,7 @@ PLACE(ckpt_info, image_size, 56);
 PLACE(ckpt_info, saves, 64);
 PLACE(ckpt_info, skipped, 72);
 PLACE(ckpt_info, lost, 80);
+PLACE(ckpt_info, push_reason, 88);
 
 SIZE(ckpt_shard, 96);
 PLACE(ckpt_shard, dtype, 4);
@@ -53,13 +54,22 @@ PLACE(ckpt_shard, replica_count, 72);
 PLACE(ckpt_shard, start, 80);
 PLACE(ckpt_shard, count, 88);
 
-SIZE(ckpt_save_options, 40);
+SIZE(ckpt_save_options, 56); /* 0.1: 40, without streams */
 PLACE(ckpt_save_options, to, 4);
 PLACE(ckpt_save_options, state, 8);
 PLACE(ckpt_save_options, state_size, 16);
 PLACE(ckpt_save_options, urgent, 24);
 PLACE(ckpt_save_options, check, 28);
 PLACE(ckpt_save_options, busy_timeout_ms, 32);
+PLACE(ckpt_save_options, streams, 40);
+PLACE(ckpt_save_options, stream_count, 48);
+
+SIZE(ckpt_device_usage, 40);
+PLACE(ckpt_device_usage, contexts, 4);
+PLACE(ckpt_device_usage, imports, 8);
+PLACE(ckpt_device_usage, context_bytes, 16);
+PLACE(ckpt_device_usage, import_bytes, 24);
+PLACE(ckpt_device_usage, arena_bytes, 32);
 
 SIZE(ckpt_durable, 32);
 PLACE(ckpt_durable, generation, 8);
@@ -95,7 +105,7 @@ PLACE(ckpt_tensor, pieces, 28);
 PLACE(ckpt_tensor, shape, 32);
 PLACE(ckpt_tensor, alias_of, 40);
 
-SIZE(ckpt_read, 88);
+SIZE(ckpt_read, 104); /* 0.1: 88, without stream */
 PLACE(ckpt_read, dtype, 4);
 PLACE(ckpt_read, name, 8);
 PLACE(ckpt_read, data, 16);
@@ -109,5 +119,7 @@ PLACE(ckpt_read, range, 64);
 PLACE(ckpt_read, rank, 68);
 PLACE(ckpt_read, start, 72);
 PLACE(ckpt_read, count, 80);
+PLACE(ckpt_read, stream, 88);
+PLACE(ckpt_read, on_stream, 96);
 
 int main(void) { return 0; }

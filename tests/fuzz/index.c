@@ -47,7 +47,7 @@ static void execute(const struct plan *plan, const struct plan_copy *copy, uint6
     CLEANUP(freep) uint8_t *data = malloc(length);
     for (uint64_t i = 0; i < length; i++)
         data[i] = byte_at(copy->rank, start + i);
-    plan_execute(plan, copy, data);
+    assert(plan_execute(plan, copy, data) == CKPT_OK);
 }
 
 static int finish(void *context, struct plan *plan) {

@@ -6,6 +6,8 @@
 static float memory[4096];
 static const struct image_identity identity = {.job = "job", .rank = 0, .world = 1};
 
+static const struct set_eager no_eager;
+
 static int add(struct set *set, const char *name, uint64_t shape, uint64_t offset, uint64_t extent) {
     struct ckpt_shard shard = {.size = sizeof shard,
                                .dtype = CKPT_F32,
@@ -16,7 +18,7 @@ static int add(struct set *set, const char *name, uint64_t shape, uint64_t offse
                                .offset = &offset,
                                .extent = &extent};
     uint64_t id;
-    return set_add(set, &shard, &id);
+    return set_add(set, &shard, DEVICE_HOST, &id);
 }
 
 static void names(void **state) {
@@ -67,11 +69,11 @@ static void grids(void **state) {
                                        .shape = shape,
                                        .offset = offset,
                                        .extent = extent};
-            assert_int_equal(set_add(&set, &shard, &id), CKPT_OK);
-            assert_int_equal(set_add(&set, &shard, &id), CKPT_E_EXISTS);
+            assert_int_equal(set_add(&set, &shard, DEVICE_HOST, &id), CKPT_OK);
+            assert_int_equal(set_add(&set, &shard, DEVICE_HOST, &id), CKPT_E_EXISTS);
             shard.replica_count = 2; /* another replica is not stored: it overlaps nothing */
             shard.replica_index = 1;
-            assert_int_equal(set_add(&set, &shard, &id), CKPT_OK);
+            assert_int_equal(set_add(&set, &shard, DEVICE_HOST, &id), CKPT_OK);
         }
     struct ckpt_shard range = {.size = sizeof range,
                                .dtype = CKPT_I8,
@@ -82,7 +84,7 @@ static void grids(void **state) {
                                .range = 1,
                                .start = 63,
                                .count = 1};
-    assert_int_equal(set_add(&set, &range, &id), CKPT_E_EXISTS);
+    assert_int_equal(set_add(&set, &range, DEVICE_HOST, &id), CKPT_E_EXISTS);
     set_deinit(&set);
 }
 
@@ -93,26 +95,26 @@ static void bad_options(void **state) {
         .size = sizeof good, .dtype = CKPT_F32, .name = "x", .data = memory, .dimensions = 1, .shape = &shape};
     struct ckpt_shard bad = good;
     bad.dtype = 18;
-    assert_int_equal(set_add(&set, &bad, &id), CKPT_E_INVALID);
+    assert_int_equal(set_add(&set, &bad, DEVICE_HOST, &id), CKPT_E_INVALID);
     bad = good, bad.data = NULL;
-    assert_int_equal(set_add(&set, &bad, &id), CKPT_E_INVALID);
+    assert_int_equal(set_add(&set, &bad, DEVICE_HOST, &id), CKPT_E_INVALID);
     bad = good, bad.dimensions = 33;
-    assert_int_equal(set_add(&set, &bad, &id), CKPT_E_LIMIT);
+    assert_int_equal(set_add(&set, &bad, DEVICE_HOST, &id), CKPT_E_LIMIT);
     bad = good, bad.shape = NULL;
-    assert_int_equal(set_add(&set, &bad, &id), CKPT_E_INVALID);
+    assert_int_equal(set_add(&set, &bad, DEVICE_HOST, &id), CKPT_E_INVALID);
     bad = good, bad.offset = &offset;
-    assert_int_equal(set_add(&set, &bad, &id), CKPT_E_INVALID);
+    assert_int_equal(set_add(&set, &bad, DEVICE_HOST, &id), CKPT_E_INVALID);
     bad = good, bad.flags = 4;
-    assert_int_equal(set_add(&set, &bad, &id), CKPT_E_INVALID);
+    assert_int_equal(set_add(&set, &bad, DEVICE_HOST, &id), CKPT_E_INVALID);
     bad = good, bad.count = 4;
-    assert_int_equal(set_add(&set, &bad, &id), CKPT_E_INVALID);
+    assert_int_equal(set_add(&set, &bad, DEVICE_HOST, &id), CKPT_E_INVALID);
     bad = good, bad.range = 1, bad.start = 2, bad.count = 3;
-    assert_int_equal(set_add(&set, &bad, &id), CKPT_E_INVALID);
+    assert_int_equal(set_add(&set, &bad, DEVICE_HOST, &id), CKPT_E_INVALID);
     bad = good, bad.replica_index = 1;
-    assert_int_equal(set_add(&set, &bad, &id), CKPT_E_INVALID);
+    assert_int_equal(set_add(&set, &bad, DEVICE_HOST, &id), CKPT_E_INVALID);
     int64_t stride = INT64_MAX / 2;
     bad = good, bad.stride = &stride;
-    assert_int_equal(set_add(&set, &bad, &id), CKPT_E_INVALID);
+    assert_int_equal(set_add(&set, &bad, DEVICE_HOST, &id), CKPT_E_INVALID);
     assert_int_equal(set.used, 0);
     assert_null(set.tensors);
     set_deinit(&set);
@@ -129,7 +131,7 @@ static void aliases(void **state) {
     assert_int_equal(set_alias(&set, "b", "a"), CKPT_OK); /* of w */
     assert_int_equal(add(&set, "a", 8, 0, 8), CKPT_E_EXISTS);
     struct set_image image;
-    assert_int_equal(set_build(&set, &areas, NULL, &identity, &image), CKPT_OK);
+    assert_int_equal(set_build(&set, &areas, NULL, &no_eager, &identity, &image), CKPT_OK);
     assert_int_equal(shards_count(image.shards), 3);
     struct shard shard;
     shards_get(image.shards, 2, &shard);
@@ -138,7 +140,7 @@ static void aliases(void **state) {
     set_image_deinit(&image);
     /* Without its tensor an alias sleeps. */
     set_remove(&set, set_find(&set, 1));
-    assert_int_equal(set_build(&set, &areas, NULL, &identity, &image), CKPT_OK);
+    assert_int_equal(set_build(&set, &areas, NULL, &no_eager, &identity, &image), CKPT_OK);
     assert_int_equal(shards_count(image.shards), 0);
     assert_int_equal(image_size(&image.layout, 0), 4096);
     set_image_deinit(&image);
@@ -168,13 +170,14 @@ static void places(void **state) {
                                .dimensions = 1,
                                .shape = &shape,
                                .flags = CKPT_EAGER};
-    assert_int_equal(set_add(&set, &one, &id), CKPT_OK);
-    assert_int_equal(set_add(&set, &two, &id), CKPT_OK);
-    assert_int_equal(set_add(&set, &three, &id), CKPT_OK);
-    assert_int_equal(set_place_eager(&set), 64);
+    assert_int_equal(set_add(&set, &one, DEVICE_HOST, &id), CKPT_OK);
+    assert_int_equal(set_add(&set, &two, DEVICE_HOST, &id), CKPT_OK);
+    assert_int_equal(set_add(&set, &three, DEVICE_HOST, &id), CKPT_OK);
+    set_place_eager(&set);
+    assert_int_equal(set.eager_bytes, 64);
     assert_int_equal(areas_alloc(&areas, 64, &eager), CKPT_OK);
     struct set_image image;
-    assert_int_equal(set_build(&set, &areas, eager, &identity, &image), CKPT_OK);
+    assert_int_equal(set_build(&set, &areas, NULL, &(struct set_eager){.host = eager}, &identity, &image), CKPT_OK);
     struct shard shard;
     shards_get(image.shards, 0, &shard);
     assert_int_equal(shard.area, 0);
@@ -188,7 +191,7 @@ static void places(void **state) {
     assert_ptr_equal(areas.items[0].map + shard.address, eager);
     assert_true(shard.flags & SHARD_EAGER);
     memory[3] = 42;
-    set_copy_eager(&set, eager);
+    set_copy_eager(&set, &(struct set_eager){.host = eager});
     assert_true(((float *)eager)[3] == 42);
     assert_ptr_equal(set_next_in(&set, NULL, shared, 4096), set_find(&set, 1));
     assert_null(set_next_in(&set, set_find(&set, 1), shared, 4096));
@@ -210,7 +213,7 @@ static void many(void **state) {
     uint64_t protecting = clock_now() - start;
     struct areas areas = {0};
     struct set_image image;
-    assert_int_equal(set_build(&set, &areas, NULL, &identity, &image), CKPT_OK);
+    assert_int_equal(set_build(&set, &areas, NULL, &no_eager, &identity, &image), CKPT_OK);
     print_message("protect %.0f ms, build %.0f ms\n", (double)protecting / 1e6,
                   (double)(clock_now() - start - protecting) / 1e6);
     set_image_deinit(&image);
