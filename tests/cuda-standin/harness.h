@@ -33,7 +33,9 @@ int scenes(void (*first)(void), void (*second)(void), int first_status);
 /* Whether one of the mistakes that were noted says this. */
 bool mistake_says(const char *text);
 bool mistakes_none(void);
+/* Files of the directory. */
 void file_make(const char *name, const char *text);
+void file_remove(const char *name);
 
 /* In a scene. */
 #define CHECK(condition) scene_check(condition, #condition, __FILE__, __LINE__)

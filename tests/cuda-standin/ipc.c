@@ -111,7 +111,7 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *ret_pointer, CUipcMemHandle handle, 
     if (error)
         return error;
     uint64_t base;
-    error = address_reserve(align_up(export.size, 4096), 4096, export.base, &base);
+    error = address_reserve(align_up(export.size, PAGE), PAGE, export.base, &base);
     if (error) {
         memory_unref(memory);
         return error;

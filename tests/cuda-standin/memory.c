@@ -80,11 +80,31 @@ void memory_unref(struct memory *memory) {
     free(memory);
 }
 
+static const int reserve_flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+
+/* What was released last is taken again first. */
+static struct {
+    uint64_t base;
+    size_t size;
+} released;
+
 CUresult address_reserve(size_t size, size_t alignment, uint64_t avoid, uint64_t *ret_base) {
     void *refused = NULL;
+    uint64_t last =
+        released.size == size && released.base % alignment == 0 && released.base != avoid ? released.base : 0;
+    released.size = 0;
+    if (last) {
+        void *again = mmap((void *)last, size, PROT_NONE, reserve_flags | MAP_FIXED_NOREPLACE, -1, 0);
+        if (again == (void *)last) {
+            *ret_base = last;
+            return CUDA_SUCCESS;
+        }
+        if (again != MAP_FAILED) /* by a kernel that takes it for a wish */
+            munmap(again, size);
+    }
     for (;;) {
         size_t whole = size + alignment;
-        char *start = mmap(NULL, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        char *start = mmap(NULL, whole, PROT_NONE, reserve_flags, -1, 0);
         if (start == MAP_FAILED)
             break;
         uint64_t base = align_up((uint64_t)start, alignment);
@@ -105,7 +125,11 @@ CUresult address_reserve(size_t size, size_t alignment, uint64_t avoid, uint64_t
     return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-void address_release(uint64_t base, size_t size) { munmap((void *)base, size); }
+void address_release(uint64_t base, size_t size) {
+    munmap((void *)base, size);
+    released.base = base;
+    released.size = size;
+}
 
 struct range *range_new(enum range_kind kind, uint64_t base, size_t size, struct context *context) {
     struct range *range = calloc(1, sizeof(*range));
@@ -163,11 +187,11 @@ void range_end_now(struct range *range) {
     case RANGE_ALLOCATED:
         ipc_forget(range);
         range_free(range);
-        address_release(base, size);
+        address_release(base, align_up(size, PAGE));
         break;
     case RANGE_IMPORTED:
         range_free(range);
-        address_release(base, size);
+        address_release(base, align_up(size, PAGE));
         break;
     case RANGE_POOLED:
     case RANGE_POOL_IMPORTED:
@@ -196,7 +220,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *ret_pointer, size_t size) {
     registry_driver_unlock();
     if (error)
         return error;
-    error = address_reserve(align_up(size, 4096), 4096, 0, &base);
+    error = address_reserve(align_up(size, PAGE), PAGE, 0, &base);
     if (error) {
         memory_unref(memory);
         return error;

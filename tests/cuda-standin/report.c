@@ -82,8 +82,12 @@ void report_context_ends(struct context *context) {
     tally_report(&tally, "a context ends");
 }
 
-static void report_at_exit(int status, void *unused) {
-    if (standin.forked)
+/* on_exit() knows the status, a destructor comes after all that programs and libraries do at exit. */
+static int exit_status;
+static void exit_note(int status, void *unused) { exit_status = status; }
+
+__attribute__((__destructor__)) static void exit_report(void) {
+    if (standin.forked || !standin.initialized)
         return;
     pthread_mutex_lock(&standin.lock);
     if (standin.settings.leaks != LEAKS_IGNORE) {
@@ -94,7 +98,7 @@ static void report_at_exit(int status, void *unused) {
         report_left("exit", vmm_count_reserved(), "reservations of addresses");
         report_left("exit", pool_count(), "pools");
     }
-    bool fails = standin.n_mistakes && standin.settings.leaks == LEAKS_FAIL && status == 0;
+    bool fails = standin.n_mistakes && standin.settings.leaks == LEAKS_FAIL && exit_status == 0;
     pthread_mutex_unlock(&standin.lock);
     if (fails) {
         fflush(NULL);
@@ -102,4 +106,4 @@ static void report_at_exit(int status, void *unused) {
     }
 }
 
-void report_start(void) { on_exit(report_at_exit, NULL); }
+void report_start(void) { on_exit(exit_note, NULL); }

@@ -26,6 +26,7 @@
 enum {
     DEVICES_MAX = 8,
     STACK_MAX = 16,
+    PAGE = 4096,
     GRANULARITY = 2 << 20,
     POISON_PENDING = 0xCB, /* where a copy has yet to write */
     POISON_FREED = 0xDB,   /* memory that its owner freed although others had it open */

@@ -157,7 +157,22 @@ static void context_does_not_fit(void) {
     GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.cuDevicePrimaryCtxRetain(&context, 0));
 }
 
+static void memory_runs_out(void) {
+    CUdeviceptr pointer, more;
+    size_t free, total;
+    context_begin();
+    OK(cu.cuMemGetInfo_v2(&free, &total));
+    OK(cu.cuMemAlloc_v2(&pointer, free));
+    GIVES(CUDA_ERROR_OUT_OF_MEMORY, cu.cuMemAlloc_v2(&more, 1));
+    OK(cu.cuMemFree_v2(pointer));
+    OK(cu.cuMemAlloc_v2(&more, 1));
+    OK(cu.cuMemFree_v2(more));
+    context_finish();
+}
+
 static void no_room(void **state) {
+    setting("MEMORY_MIB", "20");
+    assert_int_equal(scene(memory_runs_out), 0);
     setting("MEMORY_MIB", "8");
     assert_int_equal(scene(context_does_not_fit), 0);
 }
