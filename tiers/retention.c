@@ -231,6 +231,7 @@ static int consider_trash(const struct sweep *sweep, const struct tier_entry *en
     assert(length < TIER_PATH_MAX);
     if (entry->mtime_ns > now_ns) { /* the clock was set back: the grace begins again, or it might take years */
         int r = tier_touch(sweep->tier, trash);
+        point_reached(sweep->tier->hook, POINT_TRASH_TOUCHED);
         return r < 0 ? tier_problem(sweep->problem, sweep->tier, r, "touch", trash) : 0;
     }
     if ((uint64_t)(now_ns - entry->mtime_ns) < grace_ns)

@@ -24,12 +24,15 @@ grep -qE '^BAD  .*near  1/10  rank 1  chunk 1  ' out || fail 'chunk 1'
 grep -qE '^BAD  .*near  1/10  rank 1  chunk 2  ' out || fail 'chunk 2'
 [[ $(grep -c ^BAD out) == 2 ]] || fail 'more than that'
 says ' 1 bad, 0 repaired'
+says "$work/near/job/1/10/rank-00001.safetensors, chunk 1: the bytes are damaged"
+says_error '--repair replaces bad copies by good ones of other roots'
 expect 1 verify job 10 --root near --json
 json '[(f["rank"], f["chunk"]) for f in it["findings"]] == [(1, 1), (1, 2)] and it["bad"] == 1'
+json 'it["newer"] == 0 and it["repairs"] == []'
 
 # Nothing to repair from; then there is.
 expect 1 verify job 1/10 --repair --root near
-says_error 'cannot be repaired: no other root has a good one'
+says_error 'cannot be repaired: no other root has a good one; name more with --root, or ckptctl rm it'
 expect 0 verify job 1/10 --repair --root near --root deep
 grep -qE '^REPAIRED  .*near  1/10  rank 1  from .*deep$' out || fail 'not repaired'
 expect 0 verify job --all --root near --root deep
@@ -51,12 +54,18 @@ expect 0 verify job latest --repair --root near --root deep
 expect 0 verify job --all --root near --root deep
 flip near/job/1/10/rank-00000.json 700
 expect 1 verify job 1/10 --root near
-expect 0 verify job 1/10 --repair --root near --root deep
+expect 0 verify job 1/10 --repair --root near --root deep --json
+json '[(r["root"], r["rank"], r["from"]) for r in it["repairs"]] == [("'"$work"'/near", 0, "'"$work"'/deep")]'
+json 'it["bad"] == 1 and it["repaired"] == 1'
 expect 0 verify job 1/10 --root near
 
-# The index.
+# The index, and one without the parts it would be made from.
 flip deep/job/1/10/complete.json 100
 expect 1 verify job 1/10 --root deep
+mv deep/job/1/10/rank-00001.json aside
+expect 1 verify job 1/10 --repair --root deep
+says_error 'the index of 1/10 cannot be made anew: parts are missing or bad'
+mv aside deep/job/1/10/rank-00001.json
 expect 0 verify job 1/10 --repair --root near --root deep
 says 'the index'
 expect 0 verify job 1/10 --root deep
