@@ -181,7 +181,7 @@ static bool find_unreadable(const struct claim *claim, const struct run_record *
 static void warn(const struct run_record *record, struct version_id passed, const struct problem *why,
                  struct problem *warning) {
     problem_set(warning, -EBADMSG,
-                "generation %" PRIu64 ", step %" PRIu64 " is damaged (%.300s); going on from generation %" PRIu64
+                "generation %" PRIu64 ", step %" PRIu64 " cannot be used (%.300s); going on from generation %" PRIu64
                 ", step %" PRIu64 " instead",
                 passed.generation, passed.step, why->text, record->resume_generation, record->resume_step);
 }

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
@@ -52,20 +53,28 @@ static void make_versions(const char *job, unsigned steps, const char *parallel)
     daemon_stop_unused();
 }
 
-/* Runs ckptctl; its stdout, for the caller to free. What it says on stderr is in the file err. */
+/* Runs ckptctl; its exit status. What it says is in the files out and err. */
+static int run_ctl(const char *arguments) {
+    char command[12000];
+    snprintf(command, sizeof command, "'%s' %s >'%s' 2>'%s'", getenv("CKPTCTL"), arguments, test_path("out"),
+             test_path("err"));
+    int status = system(command);
+    CHECK(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+/* The same; fails unless that is `expected`. Returns its stdout, for the caller to free. */
 static char *ctl(int expected, const char *format, ...) __attribute__((format(printf, 2, 3)));
 static char *ctl(int expected, const char *format, ...) {
-    char arguments[1024], command[12000];
+    char arguments[1024];
     va_list list;
     va_start(list, format);
     vsnprintf(arguments, sizeof arguments, format, list);
     va_end(list);
-    snprintf(command, sizeof command, "'%s' %s >'%s' 2>'%s'", getenv("CKPTCTL"), arguments, test_path("out"),
-             test_path("err"));
-    int status = system(command);
+    int status = run_ctl(arguments);
     char *out = file_read(test_path("out"), NULL);
-    if (!WIFEXITED(status) || WEXITSTATUS(status) != expected)
-        FAIL("ckptctl %s ended with status 0x%x, not %d:\n%s\n%s", arguments, status, expected, out,
+    if (status != expected)
+        FAIL("ckptctl %s gave %d, not %d:\n%s\n%s", arguments, status, expected, out,
              file_read(test_path("err"), NULL));
     return out;
 }
@@ -340,6 +349,54 @@ static void search_every_file(void) {
     check_verified("search");
 }
 
+/* ckptctl is killed at each of its fault points: the file is the bad one or the good one, the other tier is as it was,
+ * and the next repair ends what this one began. */
+static void interrupted_repair(void) {
+    enum { KILLED = 128 + SIGKILL }; /* as the shell says it */
+    make_versions("broken", 1, "");
+    char repair[9000];
+    snprintf(repair, sizeof repair, "verify broken --repair --root '%s' --root '%s'", test_path("local"),
+             test_path("parallel"));
+    struct tier *local = open_tier("local"), *parallel = open_tier("parallel");
+    size_t size, size_now;
+    char *good = file_read(version_file("local", "broken", 1, DATA), &size);
+    unsigned nth = 0;
+    for (int status = KILLED; status == KILLED;) {
+        struct problem problem = PROBLEM_NONE;
+        char where[32];
+        off_t offset = (off_t)random_number(size);
+        flip_bits(version_file("local", "broken", 1, DATA), offset, one_bit());
+        char *bad = file_read(version_file("local", "broken", 1, DATA), NULL);
+        snprintf(where, sizeof where, "any:%u", ++nth);
+        setenv("CKPTD_CRASH_AT", where, 1);
+        status = run_ctl(repair);
+        unsetenv("CKPTD_CRASH_AT");
+        if (status != KILLED && status != 0)
+            FAIL("killed at point %u: status %d: %s", nth, status, file_read(test_path("err"), NULL));
+        char *now = file_read(version_file("local", "broken", 1, DATA), &size_now);
+        CHECK(size_now == size && (memcmp(now, good, size) == 0 || (status && memcmp(now, bad, size) == 0)));
+        free(now);
+        free(bad);
+        int r = catalog_verify_part(local, "broken", (struct version_id){1, 1}, 0, &problem);
+        CHECK(status ? r == 0 || r == -EBADMSG || r == TIER_E_ABSENT : r == 0);
+        problem = PROBLEM_NONE;
+        if (catalog_verify_part(parallel, "broken", (struct version_id){1, 1}, 0, &problem))
+            FAIL("killed at point %u: %s", nth, problem.text);
+        if (run_ctl(repair))
+            FAIL("after a kill at point %u: %s", nth, file_read(test_path("err"), NULL));
+        check_verified("broken");
+    }
+    CHECK(nth > 10);
+    free(good);
+    tier_free(local);
+    tier_free(parallel);
+    daemon_start();
+    ckpt *c = open_protected("broken");
+    check_step(c, 1);
+    EVENTUALLY(files_ending("local", ".tmp") == 0);
+    CHECK_OK(ckpt_close(c));
+}
+
 /* ---- in memory ---- */
 
 /* Flips one bit of each place in the daemon's pool that holds these bytes. Returns how many. */
@@ -460,8 +517,11 @@ static void bad_memory_before_the_restore(void) {
 
 int main(int argc, char **argv) {
     const struct test tests[] = {
-        TEST(every_change_is_found_and_repaired), TEST(search_every_file),
-        TEST(bad_memory_before_the_drains),       TEST(bad_memory_between_the_drains),
+        TEST(every_change_is_found_and_repaired),
+        TEST(search_every_file),
+        TEST(interrupted_repair),
+        TEST(bad_memory_before_the_drains),
+        TEST(bad_memory_between_the_drains),
         TEST(bad_memory_before_the_restore),
     };
     return tests_run(tests, ARRAY_SIZE(tests), argc, argv);
