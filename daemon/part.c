@@ -11,7 +11,6 @@
 #define LOOK_NS (5 * NANOSECONDS_PER_SECOND)
 #define LOOKS_MIN 12      /* before a silent client's save is given up */
 #define CHECK_PATIENCE 60 /* times capture_s: a step may compute long between its save and its fence */
-#define LEAVES_MAX (MIB(64) / DIGEST_LEAF_SIZE) /* of the largest chunk that the configuration allows */
 
 int word_map_new(struct word_map **ret_map) {
     struct word_map *map = calloc(1, sizeof *map);
@@ -51,125 +50,6 @@ void word_map_unref(struct word_map *map) {
 }
 
 static uint64_t chunk_offset(const struct part *part, uint32_t index) { return (uint64_t)index * part->chunk_size; }
-
-/* ---- on the worker ---- */
-
-/* Fills one leaf from wherever its bytes come and digests it while it is in cache. */
-static int capture_leaf(struct part *part, uint64_t offset, size_t length, const uint8_t *pushed, uint8_t *scratch,
-                        uint8_t *destination, struct digest *ret_digest) {
-    const uint8_t *bytes = pushed ? pushed : source_look(&part->source, offset, length);
-    if (bytes) {
-        digest_copy_leaf(destination, bytes, length, ret_digest);
-        return 0;
-    }
-    /* Gathered where it stays in cache, then copied and digested in one pass. */
-    int r = source_fill(&part->source, offset, length, scratch, &part->capture.problem);
-    if (!r)
-        digest_copy_leaf(destination, scratch, length, ret_digest);
-    return r;
-}
-
-/* Moves the word to `to`; the move that makes the part captured only if the source is still the one
- * that was registered. */
-static int capture_advance(struct part *part, uint64_t to) {
-    struct capture *capture = &part->capture;
-    if (to == part->source.image_size && part->check && !capture->checking)
-        return 0; /* after the second reading */
-    if (to == part->source.image_size && !source_valid(&part->source))
-        return problem_set(&capture->problem, -ESRCH, "process %d ended before its save was captured",
-                           part->source.peer->pid);
-    if (!word_advance(part->word->page, part->counter, capture->watermark, to))
-        return -ECANCELED;
-    capture->watermark = to;
-    return 0;
-}
-
-static int capture_chunk(struct part *part, uint32_t index, uint8_t *scratch) {
-    struct chunk *chunk = &part->chunks[index];
-    struct digest leaves[LEAVES_MAX];
-    size_t leaf_count = 0;
-    int r = 0;
-    for (size_t at = 0; at < chunk->length; at += DIGEST_LEAF_SIZE) {
-        size_t length = (size_t)min_u64(DIGEST_LEAF_SIZE, chunk->length - at);
-        uint64_t offset = chunk_offset(part, index) + at;
-        r = capture_leaf(part, offset, length, part->capture.pushed ? part->capture.pushed + at : NULL, scratch,
-                         chunk->buffer->data + at, &leaves[leaf_count++]);
-        if (!r)
-            r = capture_advance(part, offset + length);
-        if (r)
-            return r;
-    }
-    memset(chunk->buffer->data + chunk->length, 0, align_up(chunk->length, POOL_PAGE) - chunk->length);
-    digest_fold(leaves, leaf_count, &chunk->digest);
-    return 0;
-}
-
-/* Check mode: reads a chunk again and compares. A window's chunks have left memory, their digests not. */
-static int check_chunk(struct part *part, uint32_t index, uint8_t *scratch) {
-    const struct chunk *chunk = &part->chunks[index];
-    struct digest leaves[LEAVES_MAX], digest;
-    size_t leaf_count = 0;
-    for (size_t at = 0; at < chunk->length; at += DIGEST_LEAF_SIZE) {
-        size_t length = (size_t)min_u64(DIGEST_LEAF_SIZE, chunk->length - at);
-        int r = capture_leaf(part, chunk_offset(part, index) + at, length, NULL, scratch, scratch + DIGEST_LEAF_SIZE,
-                             &leaves[leaf_count++]);
-        if (r)
-            return r;
-    }
-    digest_fold(leaves, leaf_count, &digest);
-    if (digest_equal(&digest, &chunk->digest))
-        return 0;
-    /* The first tensor in the chunk that differs, if the chunk is still in memory; else the first in it. */
-    uint64_t offset = chunk_offset(part, index);
-    for (size_t at = 0; !part->windowed && chunk->buffer && at < chunk->length; at += DIGEST_LEAF_SIZE) {
-        size_t length = (size_t)min_u64(DIGEST_LEAF_SIZE, chunk->length - at), same = 0;
-        if (source_fill(&part->source, chunk_offset(part, index) + at, length, scratch, &part->capture.problem))
-            break;
-        while (same < length && scratch[same] == chunk->buffer->data[at + same])
-            same++;
-        offset = chunk_offset(part, index) + at + same;
-        if (same < length)
-            break;
-    }
-    struct shard shard = {.name = "the inline state"};
-    const struct set *set = part->source.set;
-    uint32_t where = image_find(&set->layout, set->shards, max_u64(offset, set->layout.data_start));
-    if (where < set->layout.ordered_count)
-        shards_get(set->shards, set->layout.order[where], &shard);
-    return problem_set(&part->capture.problem, -EFAULT,
-                       "the memory of %.200s changed between save and fence: move the change after the fence, or "
-                       "protect it with CKPT_EAGER",
-                       shard.name);
-}
-
-static void check_run(struct loop_op *op) {
-    struct part *part = CONTAINER_OF(op, struct part, capture.op);
-    CLEANUP(freep) uint8_t *scratch = aligned_alloc(POOL_PAGE, 2 * DIGEST_LEAF_SIZE);
-    int r = scratch ? 0 : -ENOMEM;
-    for (uint32_t i = 0; !r && i < part->chunk_count; i++)
-        r = check_chunk(part, i, scratch);
-    if (!r)
-        r = capture_advance(part, part->source.image_size);
-    part->capture.result = r;
-}
-
-static void capture_run(struct loop_op *op) {
-    struct part *part = CONTAINER_OF(op, struct part, capture.op);
-    struct capture *capture = &part->capture;
-    if (!capture->header_made && !part->push) {
-        image_header(&part->source.set->layout, part->source.state_length, part->source.header);
-        capture->header_made = true;
-    }
-    CLEANUP(freep) uint8_t *scratch = aligned_alloc(POOL_PAGE, DIGEST_LEAF_SIZE);
-    int r = scratch ? 0 : -ENOMEM;
-    for (uint32_t i = 0; !r && i < capture->count; i++)
-        r = capture_chunk(part, capture->first + i, scratch);
-    if (r && r != -ECANCELED)
-        (void)word_advance(part->word->page, part->counter, capture->watermark, WORD_FAILED);
-    capture->result = r;
-}
-
-/* ---- on the control thread ---- */
 
 void part_trace(const struct part *part, enum trace_kind kind, const struct lane *lane, uint64_t begin_ns,
                 bool failed) {
@@ -227,7 +107,7 @@ static void release_source(struct part *part) {
 
 /* Nothing will drain it any more: names and layout may go too. */
 static void release_set(struct part *part) {
-    if (part->state == PART_CAPTURING || part->active_drains || loop_op_busy(&part->capture.op))
+    if (part->state == PART_CAPTURING || part->active_drains || capture_busy(&part->capture))
         return;
     if (part->source.set)
         set_unref(STEAL(part->source.set));
@@ -301,8 +181,7 @@ static void set_stalled(struct part *part, bool stalled) {
             lane_pump(part->version->job->lanes[i]);
 }
 
-static void capture_done(struct loop_op *op) {
-    struct part *part = CONTAINER_OF(op, struct part, capture.op);
+static void capture_done(struct part *part) {
     struct capture *capture = &part->capture;
     bool pushed = capture->pushed != NULL;
     if (pushed) {
@@ -337,7 +216,7 @@ static void capture_condemn(struct part *part, int code, const char *why) {
     if (part->state != PART_CAPTURING)
         return;
     problem_set(&part->condemned, code, "%s", why);
-    if (loop_op_busy(&part->capture.op))
+    if (capture_busy(&part->capture))
         return;
     part->capture.pushed = NULL;
     capture_over(part, problem_set(&part->capture.problem, code, "%s", why));
@@ -345,7 +224,7 @@ static void capture_condemn(struct part *part, int code, const char *why) {
 
 bool part_revoked(struct part *part) {
     uint64_t word = word_load(part->word->page);
-    if (part->state != PART_CAPTURING || loop_op_busy(&part->capture.op))
+    if (part->state != PART_CAPTURING || capture_busy(&part->capture))
         return part->state != PART_CAPTURING;
     if (word_counter(word) == part->counter && word_watermark(word) < WORD_FAILED)
         return false;
@@ -356,8 +235,7 @@ bool part_revoked(struct part *part) {
 
 /* For the next push, or for the fence of check mode. */
 static bool waits_for_client(const struct part *part) {
-    return !loop_op_busy(&part->capture.op) &&
-           ((part->push && !part->push_area) || part->captured == part->chunk_count);
+    return !capture_busy(&part->capture) && ((part->push && !part->push_area) || part->captured == part->chunk_count);
 }
 
 /* The client has been silent for too long: the room that its save was promised is for others. */
@@ -386,13 +264,16 @@ static void look_elapsed(struct loop_op *op) {
         server_settled(server);
         return;
     }
-    bool busy = loop_op_busy(&part->capture.op), goes_on = part->looked_captured != part->captured;
+    bool busy = capture_busy(&part->capture), goes_on = part->looked_captured != part->captured;
     if (busy && !goes_on && !part->stuck) {
         part->stuck = true;
         part_trace(part, TRACE_STUCK, NULL, 0, true);
         log_error(server->log, "a capture worker is stuck in the memory of process %d job=%s rank=%u",
                   part->source.peer->pid, part->version->job->name, part->rank);
-        if (loop_group_relieve(server->capturers) < 0)
+        int r = 0;
+        for (uint32_t i = 0; i < part->capture.at_work && !r; i++)
+            r = loop_group_relieve(server->capturers);
+        if (r < 0)
             log_warning(server->log, "captures stand still: all their workers are stuck");
     }
     set_stalled(part, !goes_on && (busy || waits_for_client(part)));
@@ -418,36 +299,34 @@ void part_begin(struct part *part) {
 
 void part_capture_next(struct part *part) {
     struct capture *capture = &part->capture;
-    if (part->state != PART_CAPTURING || part->held || loop_op_busy(&capture->op) || (part->push && !part->push_area))
+    if (part->state != PART_CAPTURING || part->held || capture_busy(capture) || (part->push && !part->push_area))
         return;
     if (part->captured == part->chunk_count) {
         /* Nobody is left to change shared memory; private memory cannot be read any more. */
         if (!part->fenced && part->session)
             return;
-        capture->checking = true;
-        loop_work(part->server->loop, &capture->op, part->server->capturers, check_run, capture_done);
+        capture_check(part);
         return;
     }
-    capture->first = part->captured;
-    capture->count = 0;
-    uint32_t most = part->push ? 1 : CAPTURE_CHUNKS;
-    while (capture->count < most && capture->first + capture->count < part->chunk_count) {
-        struct chunk *chunk = &part->chunks[capture->first + capture->count];
+    uint32_t workers = capture_workers(part), count = 0;
+    uint32_t most = part->push ? 1 : CAPTURE_CHUNKS * workers;
+    while (count < most && part->captured + count < part->chunk_count) {
+        struct chunk *chunk = &part->chunks[part->captured + count];
         /* Also the last chunk gets a whole one's place, as was reserved: odd pieces would leave gaps in
          * the pool that together have the room for a chunk, and yet none fits. */
         uint32_t size = part->chunk_count > 1 ? part->chunk_size : chunk->length;
         if (!chunk->buffer && pool_alloc(part->server->pool, size, &chunk->buffer) != 0)
             break;
-        capture->count++;
+        count++;
     }
-    if (!capture->count) {
+    if (!count) {
         if (!part->stalled_ns)
             part->stalled_ns = loop_now(part->server->loop);
         pool_wait(part->server->pool, &part->waiter);
         return;
     }
     stall_over(part);
-    loop_work(part->server->loop, &capture->op, part->server->capturers, capture_run, capture_done);
+    capture_start(part, part->captured, count, workers);
 }
 
 int part_push(struct part *part, struct area *area, uint64_t area_offset, uint64_t image_offset, uint32_t length) {
@@ -515,15 +394,20 @@ int part_new(struct version *version, const struct part_options *options, struct
     struct part *part = calloc(1, sizeof *part);
     uint32_t chunk_size = server->config->chunk_size;
     uint64_t chunk_count = (size + chunk_size - 1) / chunk_size;
+    int r = -ENOMEM;
     if (part) {
+        part->chunk_size = chunk_size;
+        part->chunk_count = (uint32_t)chunk_count;
         part->chunks = chunk_count <= UINT32_MAX ? calloc(chunk_count, sizeof *part->chunks) : NULL;
         part->source.header = options->set->push ? NULL : malloc(options->set->layout.data_start);
+        r = capture_init(&part->capture, part, capture_done);
     }
-    if (!part || !part->chunks || (!part->source.header && !options->set->push)) {
+    if (r < 0 || !part->chunks || (!part->source.header && !options->set->push)) {
         pool_release(server->pool, reserve);
         if (part) {
             free(part->chunks);
             free(part->source.header);
+            capture_deinit(&part->capture);
         }
         free(part);
         return problem_set(problem, -ENOMEM, "out of memory for the tables of an image of %llu bytes",
@@ -546,8 +430,6 @@ int part_new(struct version *version, const struct part_options *options, struct
     part->word = word_map_ref(options->word);
     part->counter = options->counter;
     part->created_wall_ns = loop_wall(server->loop);
-    part->chunk_size = chunk_size;
-    part->chunk_count = (uint32_t)chunk_count;
     for (uint32_t i = 0; i < part->chunk_count; i++)
         part->chunks[i].length = (uint32_t)min_u64(chunk_size, size - chunk_offset(part, i));
     part->reserved = reserve;
@@ -569,11 +451,9 @@ int part_new(struct version *version, const struct part_options *options, struct
     /* A windowed image goes through its first lane; the others then read it from there. */
     for (uint32_t i = 0; i < job->lane_count; i++)
         if (part->wanted_lanes & 1u << i) {
-            int r = drain_new(part, i);
-            if (r < 0) {
-                part->capture.result = r;
+            r = drain_new(part, i);
+            if (r < 0)
                 log_error(server->log, "cannot drain: %s job=%s", strerror(-r), job->name);
-            }
             if (part->windowed)
                 break;
         }
@@ -584,7 +464,7 @@ int part_new(struct version *version, const struct part_options *options, struct
 }
 
 bool part_idle(const struct part *part) {
-    return part->state != PART_CAPTURING && !part->active_drains && !loop_op_busy(&part->capture.op) &&
+    return part->state != PART_CAPTURING && !part->active_drains && !capture_busy(&part->capture) &&
            !loop_op_busy(&part->look);
 }
 
@@ -598,6 +478,7 @@ void part_free(struct part *part) {
     release_set(part);
     word_map_unref(part->word);
     free(part->chunks);
+    capture_deinit(&part->capture);
     free(part);
 }
 

@@ -3,7 +3,7 @@
 
 /*
  * A part: one rank's contribution to one version, from the accepted save until its bytes have left
- * memory. Its capture runs chunk by chunk on a capture worker, at most one job at a time, and
+ * memory. Its capture runs chunk by chunk on capture workers, at most one job at a time, and
  * advances the client's word; its drains start with the first captured chunk.
  *
  *   CAPTURING --(last word advance)--> CAPTURED --(first durable commit)--> cached
@@ -13,6 +13,7 @@
  * larger than the pool is `windowed`: a chunk's memory goes as soon as its first lane has written it.
  */
 
+#include "daemon/capture.h"
 #include "daemon/job.h"
 #include "daemon/source.h"
 #include "proto/word.h"
@@ -34,19 +35,6 @@ struct chunk {
     bool bad;                   /* the bytes in memory are not those of the capture any more */
     struct digest digest;
     uint32_t length;
-};
-
-#define CAPTURE_CHUNKS 4 /* per worker job: a few ms, so that captures take turns */
-
-/* What a capture worker gets and gives back; embedded in its part. */
-struct capture {
-    struct loop_op op;
-    uint32_t first, count;
-    const uint8_t *pushed; /* a pushed chunk lies here (in an area); NULL: read the source */
-    uint64_t watermark;    /* the word's, as we left it */
-    int result;            /* 0, -ECANCELED (the word was moved), or the source's error */
-    struct problem problem;
-    bool header_made, checking;
 };
 
 struct part {

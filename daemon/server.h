@@ -63,6 +63,7 @@ struct server {
     struct log *log;
     struct pool *pool;
     struct loop_group *capturers; /* copy and digest */
+    uint32_t capturing;           /* of their threads, or waiting for one */
     struct loop_group *verifiers; /* digest what restores take from memory: the program waits, so on all processors */
     struct loop_group *encoders;  /* compress */
     struct loop_group *names;     /* registrations, and opening tiers that come with a job */

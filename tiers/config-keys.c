@@ -29,8 +29,9 @@ const struct config_key config_keys[] = {
      "The least severe lines that are logged: error, warning, info or debug."},
     {CONFIG_DAEMON, "log_file", CONFIG_PATH, IN_CONFIG(log_file), 0, 0, NULL, "/var/tmp/ckptd-%U.log",
      "Where the log goes. Default: stderr; a daemon started on demand: beside its socket."},
-    {CONFIG_DAEMON, "capture_threads", CONFIG_NUMBER, IN_CONFIG(capture_threads), 1, 256, NULL, "1",
-     "Threads that copy out of the jobs' memory. Default: one per 8 processors, at least 1."},
+    {CONFIG_DAEMON, "capture_threads", CONFIG_NUMBER, IN_CONFIG(capture_threads), 1, 256, NULL, "2",
+     "Threads that copy out of the jobs' memory. Default: one per 8 processors, at least 2 (1 where there is one "
+     "processor)."},
     {CONFIG_DAEMON, "codec_threads", CONFIG_NUMBER, IN_CONFIG(codec_threads), 1, 256, "1", NULL,
      "Threads that encode and decode chunks."},
     {CONFIG_DAEMON, "nice", CONFIG_NUMBER, IN_CONFIG(nice), -20, 19, "0", NULL,
@@ -353,7 +354,9 @@ void config_tier_default(const char *name, const char *path, enum level level, s
 
 void config_default(struct config *ret_config) {
     long processors = sysconf(_SC_NPROCESSORS_ONLN);
-    *ret_config = (struct config){.capture_threads = processors > 8 ? (uint32_t)processors / 8 : 1};
+    *ret_config = (struct config){.capture_threads = processors > 16  ? (uint32_t)processors / 8
+                                                     : processors > 1 ? 2
+                                                                      : 1};
     set_fallbacks(CONFIG_DAEMON, ret_config);
     set_fallbacks(CONFIG_POOL, ret_config);
     set_fallbacks(CONFIG_DEADLINES, ret_config);

@@ -51,7 +51,7 @@ struct config {
     char loop[16];                              /* "auto" */
     int log_level;                              /* enum log_level */
     char log_file[1024];                        /* empty: stderr, or beside the socket when on demand */
-    uint32_t capture_threads;                   /* default 1 per 8 cores, at least 1 */
+    uint32_t capture_threads;                   /* default 1 per 8 cores, at least 2 if there are */
     uint32_t codec_threads;                     /* default 1 */
     int32_t nice;                               /* of capture and codec threads' process; default 0 */
     uint64_t stop_grace_ms;                     /* 30 s */
