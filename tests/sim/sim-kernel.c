@@ -146,7 +146,8 @@ int __wrap_getsockopt(int fd, int level, int option, void *value, socklen_t *len
     if (option == PEERPIDFD) {
         if (r == 0)
             close(*(int *)value);
-        *(int *)value = fcntl(processes[pid - PID_FIRST].death_fd, F_DUPFD_CLOEXEC, 0);
+        *(int *)value = sim_bug("trust-eof") ? eventfd(0, EFD_CLOEXEC)
+                                             : fcntl(processes[pid - PID_FIRST].death_fd, F_DUPFD_CLOEXEC, 0);
         return 0;
     }
     return r;

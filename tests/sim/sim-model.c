@@ -9,6 +9,7 @@
 #define SAVES_MAX 2048
 #define PROMISES_MAX 4096
 #define RUNS_MAX 64
+#define DRAIN_TRIES 4 /* at least, before a tier is given up */
 
 struct promise {
     struct version_id id;
@@ -37,7 +38,8 @@ struct save *model_save(struct version_id id, uint32_t rank, uint32_t world, int
                         uint64_t image_size) {
     struct save *save = calloc(1, sizeof *save);
     assert(save && save_count < SAVES_MAX);
-    *save = (struct save){.id = id, .rank = rank, .world = world, .node = node, .image_size = image_size};
+    *save = (struct save){
+        .id = id, .rank = rank, .world = world, .node = node, .image_size = image_size, .failures = sim.failures};
     save->image = malloc(image_size);
     assert(save->image);
     memcpy(save->image, image, image_size);
@@ -48,6 +50,20 @@ struct save *model_save(struct version_id id, uint32_t rank, uint32_t world, int
 void model_durable(struct version_id id, uint32_t rank, int node, enum level level, bool whole) {
     assert(promise_count < PROMISES_MAX);
     promises[promise_count++] = (struct promise){.id = id, .rank = rank, .node = node, .level = level, .whole = whole};
+}
+
+void model_given_up(struct version_id id, const char *reason) {
+    uint64_t before = sim.failures;
+    for (size_t i = 0; i < save_count; i++) {
+        if (version_compare(saves[i]->id, id) != 0)
+            continue;
+        before = min_u64(before, saves[i]->failures);
+        if (saves[i]->image_size > nodes[saves[i]->node].config.pool_size)
+            return; /* its bytes go through memory only once */
+    }
+    SIM_CHECK(sim.failures - before >= DRAIN_TRIES, "a tier is given up after its tries, not before",
+              "step %llu, after %llu failures: %s", (unsigned long long)id.step,
+              (unsigned long long)(sim.failures - before), reason);
 }
 
 /* The newest version that whoever decides must know of: what is GLOBAL; what is LOCAL if there is one node. */
@@ -180,14 +196,22 @@ static void check_part(const struct view *view, struct version_id id, uint32_t r
     manifest_deinit(&manifest);
 }
 
+/* Set aside, because a read of one of its parts brought other bytes. */
+static bool is_condemned(const struct view *view, const char *path) {
+    char aside[TIER_PATH_MAX + 32];
+    struct tier_entry entry;
+    snprintf(aside, sizeof aside, "%s/complete.json.bad", path);
+    return sim.rotten && tier_stat(view->tier, aside, &entry) == 0;
+}
+
 static void check_version(const struct view *view, const struct catalog_version *version) {
     char path[TIER_PATH_MAX], directory[256];
     struct tier_entries entries;
     struct problem problem = PROBLEM_NONE;
     (void)!job_escape(SIM_JOB, directory, &problem);
     layout_version(directory, version->id, path);
-    SIM_CHECK(!version->damaged, "complete.json is never torn", "%s in %s: %s", path, view->tier->name,
-              view->catalog.first_bad.text);
+    SIM_CHECK(!version->damaged || is_condemned(view, path), "complete.json is never torn", "%s in %s: %s", path,
+              view->tier->name, view->catalog.first_bad.text);
     if (tier_list(view->tier, path, &entries) != 0)
         return;
     for (size_t i = 0; i < entries.count; i++) {
@@ -232,6 +256,29 @@ static bool complete_on(struct disk *disk, struct version_id id) {
 
 bool model_reachable(struct version_id id, int node) {
     return complete_on(parallel, id) || (nodes[node].local && complete_on(nodes[node].local, id));
+}
+
+/* "job/generation/step/file" */
+static bool parse_path(const char *path, struct version_id *ret_id) {
+    unsigned long long generation, step;
+    if (sscanf(path, SIM_JOB "/%llu/%llu/", &generation, &step) != 2)
+        return false;
+    *ret_id = (struct version_id){generation, step};
+    return true;
+}
+
+bool model_is_newest_run(const char *path) {
+    struct version_id id;
+    if (!parse_path(path, &id))
+        return false;
+    char newer[TIER_PATH_MAX];
+    layout_generation(SIM_JOB, id.generation + 1, newer);
+    return !disk_find(parallel, newer);
+}
+
+bool model_is_global(const char *path) {
+    struct version_id id;
+    return parse_path(path, &id) && complete_on(parallel, id);
 }
 
 void model_check_tiers(void) {

@@ -19,7 +19,8 @@ struct sim_tier {
 struct handle {
     struct disk_inode *inode;
     struct sim_tier *tier;
-    bool used;
+    char path[TIER_PATH_MAX];
+    bool used, writable;
 };
 
 static struct handle handles[HANDLES_MAX];
@@ -80,9 +81,19 @@ static int sim_make_directory(void *self, const char *path) {
     return CHANGE(tier, "mkdir", path, make_directory(tier->disk, path));
 }
 
+static void sync_late(struct sim_tier *tier, const char *path) {
+    struct disk_inode *inode = sim_bug("sync-late") ? disk_find(tier->disk, path) : NULL;
+    if (!inode || disk_is_directory(inode))
+        return;
+    take_time(tier);
+    disk_sync(inode);
+}
+
 static int sim_rename(void *self, const char *from, const char *to) {
     struct sim_tier *tier = self;
-    return CHANGE(tier, "rename to", to, disk_rename(tier->disk, from, to));
+    int r = CHANGE(tier, "rename to", to, disk_rename(tier->disk, from, to));
+    sync_late(tier, to);
+    return r;
 }
 
 static int sim_link(void *self, const char *from, const char *to) {
@@ -90,8 +101,19 @@ static int sim_link(void *self, const char *from, const char *to) {
     return CHANGE(tier, "link to", to, disk_link(tier->disk, from, to, sim_bug("link")));
 }
 
+/* Temporaries of the running generation belong to whoever writes them; what goes to the trash first may go. */
+static void check_nobody_writes(const struct sim_tier *tier, const char *path) {
+    const struct disk_inode *inode = disk_find(tier->disk, path);
+    for (int i = 0; inode && i < HANDLES_MAX; i++)
+        SIM_CHECK(!handles[i].used || !handles[i].writable || handles[i].inode != inode ||
+                      strcmp(handles[i].path, path) != 0 || !model_is_newest_run(path),
+                  "what is being written is not removed", "node %d removes %s/%s, which node %d writes", tier->node,
+                  disk_name(tier->disk), path, handles[i].tier->node);
+}
+
 static int sim_unlink(void *self, const char *path) {
     struct sim_tier *tier = self;
+    check_nobody_writes(tier, path);
     return CHANGE(tier, "unlink", path, disk_remove(tier->disk, path, false));
 }
 
@@ -173,10 +195,12 @@ static int sim_space(void *self, uint64_t *ret_free, uint64_t *ret_total) {
 
 /* ---- files ---- */
 
-static int file_opened(struct sim_tier *tier, struct disk_inode *inode, struct tier_file *file) {
+static int file_opened(struct sim_tier *tier, struct disk_inode *inode, const char *path, bool writable,
+                       struct tier_file *file) {
     for (int i = 0; i < HANDLES_MAX; i++)
         if (!handles[i].used) {
-            handles[i] = (struct handle){.inode = inode, .tier = tier, .used = true};
+            handles[i] = (struct handle){.inode = inode, .tier = tier, .used = true, .writable = writable};
+            snprintf(handles[i].path, sizeof handles[i].path, "%s", path);
             file->state = &handles[i];
             return 0;
         }
@@ -197,7 +221,7 @@ static int sim_create(void *self, const char *path, uint64_t size, struct tier_f
     if (size)
         (void)disk_truncate(inode, size);
     take_time(tier);
-    return file_opened(tier, inode, file);
+    return file_opened(tier, inode, path, true, file);
 }
 
 static int sim_open(void *self, const char *path, struct tier_file *file) {
@@ -209,7 +233,7 @@ static int sim_open(void *self, const char *path, struct tier_file *file) {
         sim_note("node %d opens %s/%s: %d", tier->node, disk_name(tier->disk), path, r ? r : inode ? 0 : TIER_E_ABSENT);
     if (r || !inode)
         return r ? r : TIER_E_ABSENT;
-    return disk_is_directory(inode) ? -EISDIR : file_opened(tier, inode, file);
+    return disk_is_directory(inode) ? -EISDIR : file_opened(tier, inode, path, false, file);
 }
 
 static int sim_close(void *self, struct tier_file *file) {
@@ -227,10 +251,28 @@ static int64_t pwrite_some(struct handle *handle, const void *data, size_t size,
     return r ? r : (int64_t)size;
 }
 
+/* Bytes that are not what was written. Only where another copy is, or nothing could be done about it. */
+static void perhaps_rot(struct handle *handle, uint8_t *data, size_t size) {
+    const char *suffix = strrchr(handle->path, '.');
+    bool is_data = suffix && (strcmp(suffix, ".safetensors") == 0 || strcmp(suffix, ".chunks") == 0);
+    if (!size || handle->tier->node == SIM_OUTSIDE || handle->tier->disk == parallel || !is_data ||
+        sim_below(10000) >= sim.weather.rot || !model_is_global(handle->path))
+        return;
+    data[sim_below(size)] ^= (uint8_t)(1u << sim_below(8));
+    sim.failures++;
+    sim.rotten++;
+    sim_note("disk %s: a read of %s by node %d brings other bytes", disk_name(handle->tier->disk), handle->path,
+             handle->tier->node);
+}
+
 static int64_t pread_some(struct handle *handle, void *data, size_t size, uint64_t offset) {
     take_time(handle->tier);
     int r = fails(handle->tier, "read", "a file", false);
-    return r ? r : (int64_t)disk_read(handle->inode, data, size, offset);
+    if (r)
+        return r;
+    size_t got = disk_read(handle->inode, data, size, offset);
+    perhaps_rot(handle, data, got);
+    return (int64_t)got;
 }
 
 static int sim_write(void *self, struct tier_file *file, const void *data, size_t size, uint64_t offset) {
@@ -261,7 +303,7 @@ static int sim_sync(void *self, struct tier_file *file) {
     int r = fails(tier, "sync", "a file", false);
     if (r)
         disk_sync_failed(handle->inode);
-    else if (!sim_bug("sync"))
+    else if (!sim_bug("sync") && !sim_bug("sync-late"))
         disk_sync(handle->inode);
     take_time(tier);
     return r;

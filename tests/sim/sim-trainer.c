@@ -344,7 +344,10 @@ static bool fence(struct trainer *t, struct save *save, uint16_t counter, bool c
     while (there && sim.now_ns < until_ns && word_watermark(word_load(t->word)) != save->image_size &&
            word_watermark(word_load(t->word)) < WORD_FAILED)
         there = hear(t, min_u64(until_ns, sim.now_ns + NANOSECONDS_PER_MS)) != GONE;
+    uint64_t before = word_load(t->word);
     bool captured = !word_revoke(t->word, counter, save->image_size);
+    if (!captured && sim_bug("revoked-commit"))
+        atomic_store(&t->word->word, before);
     save->state = captured ? SAVE_CAPTURED : SAVE_VOID;
     SIM_CHECK(captured || !t->options.quiet, "without faults everything succeeds", "rank %u: step %llu is not captured",
               t->options.rank, (unsigned long long)save->id.step);
@@ -410,6 +413,11 @@ static bool wait_level(struct trainer *t, uint64_t step, enum level level, bool 
              (unsigned long long)step, level, message.scope, result);
     SIM_CHECK(result == CODE_OK || !must, "without faults everything becomes GLOBAL", "rank %u, step %llu: %d %.*s",
               t->options.rank, (unsigned long long)step, result, (int)t->message.tail_length, t->message.tail);
+    if (result == CODE_E_IO) {
+        char reason[200];
+        snprintf(reason, sizeof reason, "%.*s", (int)t->message.tail_length, t->message.tail);
+        model_given_up((struct version_id){t->generation, step}, reason);
+    }
     if (result == CODE_OK && level >= LEVEL_LOCAL)
         model_durable((struct version_id){t->generation, step}, t->options.rank, t->options.node, level,
                       message.scope == WAIT_VERSION);
@@ -541,6 +549,8 @@ void trainer_kill(struct trainer *t) {
     fiber_kill(t->fiber);
     t->fiber = NULL;
     t->failed = true;
+    if (sim_chance(1, 4))
+        t->fd = -1; /* a child that it forked still has the socket, and lives for ever */
     hang_up(t);
     kernel_process_end(t->pid);
 }

@@ -15,6 +15,7 @@
  *                                               names not synced are there or not
  *   all nodes and the parallel tier at once     the same, everywhere
  *   a node and its disk are lost                what was GLOBAL stays
+ *   a read brings other bytes, where another copy is
  *   a tier fails (EIO, ENOSPC), also after it has done what it was asked; is slow by a thousand;
  *   stalls for minutes
  *   a trainer dies, gives its fence up and changes its memory, comes back to a new daemon; a run is
@@ -117,6 +118,7 @@ static void draw_weather(void) {
         .enospc = rates[sim_below(ARRAY_SIZE(rates))],
         .slow = rates[sim_below(ARRAY_SIZE(rates))],
         .stall = sim_chance(1, 4) ? 3 : 0,
+        .rot = sim_chance(1, 3) ? 2000 : 0,
         .crashes = sim_chance(5, 6),
     };
 }

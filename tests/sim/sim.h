@@ -24,7 +24,7 @@
 
 /* What a run is allowed to do to itself; drawn from the seed. */
 struct sim_weather {
-    uint32_t eio, enospc, slow, stall; /* of 10000 tier operations */
+    uint32_t eio, enospc, slow, stall, rot; /* of 10000 tier operations */
     bool crashes, stalls_any;
 };
 
@@ -34,6 +34,7 @@ struct sim {
     uint64_t steps;
     uint64_t digest;   /* of all events */
     uint64_t failures; /* that tiers were made to have */
+    uint64_t rotten;   /* of these, reads that brought other bytes */
     int node;          /* whose code runs now, or SIM_OUTSIDE */
     const char *bug;   /* a planted one, or "" */
     bool verbose;
@@ -169,12 +170,15 @@ struct save {
     enum save_state state;
     uint8_t *image;
     uint64_t image_size;
+    uint64_t failures; /* of tiers, before it */
 };
 
 struct save *model_save(struct version_id id, uint32_t rank, uint32_t world, int node, const void *image,
                         uint64_t image_size);
 /* A trainer was told so. */
 void model_durable(struct version_id id, uint32_t rank, int node, enum level level, bool whole);
+/* A tier was given up: that takes as many failures as a drain has tries. */
+void model_given_up(struct version_id id, const char *reason);
 /* A run is launched: from now on its decision may be made. */
 void model_launch(void);
 void model_opened(const char *run_id, uint64_t generation, bool resumes, struct version_id resume);
@@ -184,6 +188,9 @@ void model_check_image(struct version_id id, uint32_t rank, const void *image, u
 bool model_reachable(struct version_id id, int node);
 /* Everything that lies in all tiers, against what was reported and what was saved. */
 void model_check_tiers(void);
+/* Of a path in a tier: does it belong to the newest run; is its version complete in the parallel tier? */
+bool model_is_newest_run(const char *path);
+bool model_is_global(const char *path);
 void model_disk_lost(int node);
 
 /* ---- trainers and the operator: sim-trainer.c, sim-operator.c ---- */
