@@ -99,6 +99,8 @@ static void release_source(struct part *part) {
         area_unref(STEAL(part->source.state_area));
     if (part->push_area)
         area_unref(STEAL(part->push_area));
+    if (part->word)
+        word_map_unref(STEAL(part->word));
     if (part->source.peer) {
         set_unuse(part->source.set);
         peer_unref(STEAL(part->source.peer));
@@ -135,6 +137,8 @@ static void capture_over(struct part *part, int result) {
     pool_unwait(server->pool, &part->waiter);
     stall_over(part);
     part_trace(part, TRACE_CAPTURE, NULL, part->begun_ns, result != 0);
+    if (result)
+        (void)word_advance(part->word->page, part->counter, part->capture.watermark, WORD_FAILED);
     release_source(part);
     part->session = NULL;
     loop_cancel(server->loop, &part->look);
@@ -154,7 +158,6 @@ static void capture_over(struct part *part, int result) {
         server->counters.captures_failed++;
         log_warning(server->log, "a save was given up: %s job=%s step=%llu rank=%u", part->problem.text,
                     part->version->job->name, (unsigned long long)part->version->id.step, part->rank);
-        (void)word_advance(part->word->page, part->counter, part->capture.watermark, WORD_FAILED);
         drop_buffers(part);
         release_reservation(part);
         version_absent(part->version, part->rank, part->problem.text);
@@ -223,9 +226,9 @@ static void capture_condemn(struct part *part, int code, const char *why) {
 }
 
 bool part_revoked(struct part *part) {
-    uint64_t word = word_load(part->word->page);
     if (part->state != PART_CAPTURING || capture_busy(&part->capture))
         return part->state != PART_CAPTURING;
+    uint64_t word = word_load(part->word->page);
     if (word_counter(word) == part->counter && word_watermark(word) < WORD_FAILED)
         return false;
     part->capture.pushed = NULL;
@@ -476,7 +479,6 @@ void part_free(struct part *part) {
     release_reservation(part);
     drop_buffers(part);
     release_set(part);
-    word_map_unref(part->word);
     free(part->chunks);
     capture_deinit(&part->capture);
     free(part);
