@@ -23,7 +23,15 @@ struct scan {
     const char *escaped; /* the directory */
     struct catalog *catalog;
     size_t version_capacity, generation_capacity;
+    bool fresh; /* directories are synced before they are listed */
 };
+
+static int list(const struct scan *scan, const char *path, struct tier_entries *ret_entries) {
+    int r = scan->fresh ? tier_sync_directory(scan->tier, path) : 0;
+    if (r == -ENOENT)
+        return TIER_E_ABSENT;
+    return r ? r : tier_list(scan->tier, path, ret_entries);
+}
 
 static void note_bad(struct scan *scan, const char *path, const char *why) {
     char text[TIER_PATH_MAX * 2];
@@ -137,7 +145,7 @@ static int scan_version(struct scan *scan, struct version_id id) {
     char directory[TIER_PATH_MAX];
     layout_version(scan->escaped, id, directory);
     CLEANUP(tier_entries_deinit) struct tier_entries entries = {0};
-    int r = tier_list(scan->tier, directory, &entries);
+    int r = list(scan, directory, &entries);
     if (r == TIER_E_ABSENT)
         return 0;
     struct catalog_version version = {.id = id, .unreadable = r != 0};
@@ -193,7 +201,7 @@ static int scan_generation(struct scan *scan, uint64_t number) {
     char directory[TIER_PATH_MAX], path[TIER_PATH_MAX];
     layout_generation(scan->escaped, number, directory);
     CLEANUP(tier_entries_deinit) struct tier_entries entries = {0};
-    int r = tier_list(scan->tier, directory, &entries);
+    int r = list(scan, directory, &entries);
     if (r == TIER_E_ABSENT)
         return 0;
     if (r)
@@ -231,17 +239,20 @@ static int compare_generations(const void *a, const void *b) {
     return left < right ? -1 : left > right;
 }
 
-int catalog_scan(struct tier *tier, const char *job, struct catalog *ret_catalog, struct problem *problem) {
+static int scan_job(struct tier *tier, const char *job, bool fresh, struct catalog *ret_catalog,
+                    struct problem *problem) {
     char escaped[256], path[TIER_PATH_MAX];
     int r = job_escape(job, escaped, problem);
     if (r)
         return r;
     CLEANUP(tier_entries_deinit) struct tier_entries entries = {0};
     CLEANUP(catalog_deinit) struct catalog catalog = {0};
-    r = tier_list(tier, escaped, &entries);
+    struct scan scan = {.tier = tier, .job = job, .escaped = escaped, .catalog = &catalog, .fresh = fresh};
+    r = fresh ? tier_sync_directory(tier, "") : 0;
+    if (r == 0)
+        r = list(&scan, escaped, &entries);
     if (r < 0)
         return tier_problem(problem, tier, r, "list", escaped);
-    struct scan scan = {.tier = tier, .job = job, .escaped = escaped, .catalog = &catalog};
     for (size_t i = 0; i < entries.count; i++) {
         const struct tier_entry *entry = &entries.items[i];
         struct version_id trashed;
@@ -262,6 +273,14 @@ int catalog_scan(struct tier *tier, const char *job, struct catalog *ret_catalog
     *ret_catalog = catalog;
     catalog = (struct catalog){0};
     return 0;
+}
+
+int catalog_scan(struct tier *tier, const char *job, struct catalog *ret_catalog, struct problem *problem) {
+    return scan_job(tier, job, false, ret_catalog, problem);
+}
+
+int catalog_scan_fresh(struct tier *tier, const char *job, struct catalog *ret_catalog, struct problem *problem) {
+    return scan_job(tier, job, true, ret_catalog, problem);
 }
 
 void catalog_deinit(struct catalog *catalog) {

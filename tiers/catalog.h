@@ -49,6 +49,11 @@ struct catalog {
 
 /* A job that is not there gives an empty catalog and 0. */
 int catalog_scan(struct tier *tier, const char *job, struct catalog *ret_catalog, struct problem *problem) MUST_CHECK;
+/* The same, for a decision that stays: each directory is synced before it is listed. So what is found is
+ * there for good, also what somebody made who died before he had synced it; and the client of a network
+ * file system asks the server instead of its own cache, which may lack what other nodes made lately. */
+int catalog_scan_fresh(struct tier *tier, const char *job, struct catalog *ret_catalog,
+                       struct problem *problem) MUST_CHECK;
 void catalog_deinit(struct catalog *catalog);
 /* Names (unescaped) of all jobs under the root. */
 int catalog_jobs(struct tier *tier, char ***ret_jobs, size_t *ret_count, struct problem *problem) MUST_CHECK;

@@ -54,23 +54,10 @@ static void forget(struct claim *claim) {
         catalog_deinit(&claim->catalogs[i]);
 }
 
-static int look_at(struct claim *claim, size_t index) {
-    return catalog_scan(claim->request->tiers[index], claim->request->job, &claim->catalogs[index], claim->problem);
-}
-
 static int look_at_decider(struct claim *claim) {
+    const struct claim_request *request = claim->request;
     forget(claim);
-    return look_at(claim, (size_t)(decider_catalog(claim) - claim->catalogs));
-}
-
-/* Only who is about to decide needs them; the many who join do not. */
-static int look_at_others(struct claim *claim) {
-    int r = 0;
-    for (size_t i = 0; r == 0 && i < claim->request->tier_count; i++) {
-        if (&claim->catalogs[i] != decider_catalog(claim))
-            r = look_at(claim, i);
-    }
-    return r;
+    return catalog_scan(request->decider, request->job, decider_catalog(claim), claim->problem);
 }
 
 /* Alive, by the heartbeat or by its process. -errno, 0, or 1; *ret_here: its process is alive on this host. */
@@ -301,21 +288,32 @@ static int join(const struct claim *claim, const struct catalog_generation *gene
     return r == 0 && strcmp(record.run_id, generation->run.run_id) == 0 ? 0 : TIER_E_EXISTS;
 }
 
-/* Is the greatest generation of the deciding tier still what it was? A claim that was made while the
- * other tiers were looked at has left its number there already, and that number would be passed over
- * instead of joined. 0, TIER_E_EXISTS, or -errno. */
-static int still_so(const struct claim *claim, const struct catalog_generation *greatest) {
+static const struct catalog_generation *greatest_of(const struct catalog *catalog) {
+    return catalog->generation_count ? &catalog->generations[catalog->generation_count - 1] : NULL;
+}
+
+/* Looks at all tiers anew, and thoroughly: what is decided now stays. Only who is about to decide needs
+ * it; the many who join do not. The deciding tier comes last: is its greatest generation still what it
+ * was? A claim that was made while the other tiers were looked at has left its number there already,
+ * and that number would be passed over instead of joined. 0, TIER_E_EXISTS (look again), or -errno. */
+static int look_at_all(struct claim *claim) {
     const struct claim_request *request = claim->request;
-    CLEANUP(catalog_deinit) struct catalog catalog = {0};
-    int r = catalog_scan(request->decider, request->job, &catalog, claim->problem);
+    struct catalog *decider = decider_catalog(claim);
+    CLEANUP(catalog_deinit) struct catalog before = *decider;
+    *decider = (struct catalog){0};
+    int r = 0;
+    for (size_t i = 0; r == 0 && i < request->tier_count; i++)
+        if (&claim->catalogs[i] != decider)
+            r = catalog_scan_fresh(request->tiers[i], request->job, &claim->catalogs[i], claim->problem);
+    if (r == 0)
+        r = catalog_scan_fresh(request->decider, request->job, decider, claim->problem);
     if (r)
         return r;
-    const struct catalog_generation *now =
-        catalog.generation_count ? &catalog.generations[catalog.generation_count - 1] : NULL;
-    if (!now || !greatest)
-        return now == greatest ? 0 : TIER_E_EXISTS;
-    bool same = now->generation == greatest->generation && now->has_run == greatest->has_run &&
-                now->run_damaged == greatest->run_damaged;
+    const struct catalog_generation *was = greatest_of(&before), *is = greatest_of(decider);
+    if (!was || !is)
+        return was == is ? 0 : TIER_E_EXISTS;
+    bool same = was->generation == is->generation && was->has_run == is->has_run &&
+                was->run_damaged == is->run_damaged && was->error == is->error;
     return same ? 0 : TIER_E_EXISTS;
 }
 
@@ -328,9 +326,7 @@ static int attempt(struct claim *claim, struct claim_result *result, bool *ret_r
     int r = look_at_decider(claim);
     if (r)
         return r;
-    const struct catalog *catalog = decider_catalog(claim);
-    const struct catalog_generation *greatest =
-        catalog->generation_count ? &catalog->generations[catalog->generation_count - 1] : NULL;
+    const struct catalog_generation *greatest = greatest_of(decider_catalog(claim));
     if (greatest && greatest->error)
         return problem_set(claim->problem, greatest->error,
                            "tier %s: cannot see who holds job '%.100s' (generation %" PRIu64 "): %s",
@@ -351,9 +347,7 @@ static int attempt(struct claim *claim, struct claim_result *result, bool *ret_r
             return refuse(claim, greatest, silent_ns);
         }
     }
-    r = look_at_others(claim);
-    if (r == 0)
-        r = still_so(claim, greatest);
+    r = look_at_all(claim);
     if (r)
         return r;
     struct run_record *record = &result->record;
@@ -361,7 +355,7 @@ static int attempt(struct claim *claim, struct claim_result *result, bool *ret_r
         .pid = request->pid,
         .pid_start = request->pid_start,
         .world = request->world,
-        .generation = next_generation(claim, greatest),
+        .generation = next_generation(claim, greatest_of(decider_catalog(claim))),
     };
     snprintf(record->job, sizeof record->job, "%s", request->job);
     snprintf(record->run_id, sizeof record->run_id, "%s", request->run_id);
