@@ -15,6 +15,7 @@
 #include <errno.h>
 
 #define SECTOR 512
+#define BLOCK 4096 /* of disks with TIER_DIRECT: their blocks are whole */
 #define EDITS_MAX 2
 
 struct disk_change;
@@ -39,6 +40,12 @@ struct changes {
     size_t count, capacity;
 };
 
+/* A shared directory as a node has it in its cache. */
+struct shown {
+    struct names names;
+    uint64_t until_ns;
+};
+
 struct disk_inode {
     struct disk *disk;
     struct disk_inode *next; /* of all */
@@ -52,6 +59,7 @@ struct disk_inode {
     bool lost;
     struct names now, durable;
     struct changes pending; /* in order */
+    struct shown shown[SIM_NODES_MAX];
 };
 
 /* Names that change together: what `name` means in the directory from now on; NULL: nothing. */
@@ -70,7 +78,11 @@ struct disk_change {
 
 struct disk {
     const char *name;
+    unsigned capabilities;
     bool garbage;
+    int64_t clock_ns; /* how far its clock is from that of the world */
+    enum disk_trouble trouble;
+    uint64_t trouble_until_ns;
     struct disk_inode *root, *all;
     uint64_t changes;
 };
@@ -84,7 +96,8 @@ static void *grown(void *items, size_t count, size_t *capacity, size_t size) {
     return items;
 }
 
-int64_t disk_clock(void) { return (int64_t)(sim.wall_ns + sim.now_ns); }
+int64_t disk_clock(const struct disk *disk) { return (int64_t)(sim.wall_ns + sim.now_ns) + disk->clock_ns; }
+void disk_clock_jump(struct disk *disk, int64_t by_ns) { disk->clock_ns += by_ns; }
 
 static struct disk_inode *inode_new(struct disk *disk, bool directory) {
     struct disk_inode *inode = calloc(1, sizeof *inode);
@@ -92,22 +105,39 @@ static struct disk_inode *inode_new(struct disk *disk, bool directory) {
     inode->disk = disk;
     inode->directory = directory;
     inode->writer = sim.node;
-    inode->mtime_ns = disk_clock();
+    inode->mtime_ns = disk_clock(disk);
     inode->next = disk->all;
     disk->all = inode;
     return inode;
 }
 
-struct disk *disk_new(const char *name, bool garbage) {
+struct disk *disk_new(const char *name, bool shared) {
     struct disk *disk = calloc(1, sizeof *disk);
     assert(disk);
     disk->name = name;
-    disk->garbage = garbage;
+    disk->capabilities = TIER_ATOMIC_RENAME | TIER_LINK | (shared ? TIER_SHARED : 0);
+    disk->capabilities |= sim_chance(3, 4) ? TIER_PREALLOCATE : 0;
+    disk->capabilities |= sim_chance(1, 2) ? TIER_DIRECT : 0;
+    disk->capabilities |= shared || sim_chance(7, 8) ? TIER_SURVIVES_REBOOT : 0;
+    disk->garbage = sim_chance(1, 2);
     disk->root = inode_new(disk, true);
     return disk;
 }
 
 const char *disk_name(const struct disk *disk) { return disk->name; }
+unsigned disk_capabilities(const struct disk *disk) { return disk->capabilities; }
+
+void disk_make_trouble(struct disk *disk, enum disk_trouble trouble, uint64_t until_ns) {
+    static const char *const words[DISK_TROUBLES] = {"is well", "is full", "fails", "is slow", "hangs"};
+    disk->trouble = trouble;
+    disk->trouble_until_ns = until_ns;
+    sim_note("disk %s: %s", disk->name, words[trouble]);
+}
+
+enum disk_trouble disk_trouble(const struct disk *disk, uint64_t *ret_until_ns) {
+    *ret_until_ns = disk->trouble_until_ns;
+    return disk->trouble_until_ns > sim.now_ns ? disk->trouble : DISK_WELL;
+}
 
 /* ---- names ---- */
 
@@ -130,6 +160,12 @@ static void names_set(struct names *names, const char *name, struct disk_inode *
     }
 }
 
+static void names_copy(struct names *names, const struct names *from) {
+    names->count = 0;
+    for (size_t i = 0; i < from->count; i++)
+        names_set(names, from->items[i].name, from->items[i].inode);
+}
+
 struct disk_inode *disk_find(struct disk *disk, const char *path) {
     struct disk_inode *inode = disk->root;
     while (*path) {
@@ -143,12 +179,46 @@ struct disk_inode *disk_find(struct disk *disk, const char *path) {
     return inode;
 }
 
+/* ---- what a node sees of a shared disk ---- */
+
+/* As clients of network file systems do: a directory is asked for, and then believed for a while. What
+ * the node itself changes (or tries to) in it makes it ask again. */
+static void shown_forget(struct disk_inode *directory, int node) {
+    if (node >= 0)
+        directory->shown[node].until_ns = 0;
+}
+
+static const struct names *names_shown(struct disk_inode *directory) {
+    if (sim.node < 0 || !sim.weather.late_ms || !(directory->disk->capabilities & TIER_SHARED))
+        return &directory->now;
+    struct shown *shown = &directory->shown[sim.node];
+    if (shown->until_ns > sim.now_ns)
+        return &shown->names;
+    names_copy(&shown->names, &directory->now);
+    shown->until_ns = sim.now_ns + sim_below(sim.weather.late_ms * NANOSECONDS_PER_MS);
+    return &shown->names;
+}
+
+/* Whoever opens what is there no more is told so by the server. */
+struct disk_inode *disk_look(struct disk *disk, const char *path) {
+    struct disk_inode *inode = disk->root;
+    while (*path && inode && inode->directory) {
+        size_t length = strcspn(path, "/");
+        struct name *name = names_find(names_shown(inode), path, length), *now = names_find(&inode->now, path, length);
+        inode = name && now ? now->inode : NULL;
+        path += length + (path[length] == '/');
+    }
+    return *path ? NULL : inode;
+}
+
 static struct disk_inode *find_parent(struct disk *disk, const char *path, const char **ret_name) {
     const char *slash = strrchr(path, '/');
     char parent[TIER_PATH_MAX];
     snprintf(parent, sizeof parent, "%.*s", slash ? (int)(slash - path) : 0, path);
     *ret_name = slash ? slash + 1 : path;
     struct disk_inode *inode = disk_find(disk, parent);
+    if (inode)
+        shown_forget(inode, sim.node);
     return inode && inode->directory ? inode : NULL;
 }
 
@@ -166,7 +236,7 @@ static void change_add(struct disk_change *change, struct disk_inode *directory,
     change->edits[change->count].name = strdup(name);
     change->edits[change->count++].inode = inode;
     names_set(&directory->now, name, inode);
-    directory->mtime_ns = disk_clock();
+    directory->mtime_ns = disk_clock(directory->disk);
     struct changes *pending = &directory->pending;
     if (pending->count && pending->items[pending->count - 1] == change)
         return; /* both edits are here */
@@ -201,6 +271,7 @@ static void make_durable(struct disk_change *change) {
 }
 
 void disk_sync_names(struct disk_inode *directory) {
+    shown_forget(directory, sim.node);
     for (size_t i = 0; i < directory->pending.count; i++)
         make_durable(directory->pending.items[i]);
     for (struct disk_inode *inode = directory->disk->all; inode; inode = inode->next)
@@ -269,17 +340,18 @@ int disk_remove(struct disk *disk, const char *path, bool directory) {
 }
 
 int disk_list(struct disk *disk, const char *path, struct tier_entries *ret_entries) {
-    struct disk_inode *inode = disk_find(disk, path);
+    struct disk_inode *inode = disk_look(disk, path);
     if (!inode)
         return TIER_E_ABSENT;
     if (!inode->directory)
         return -ENOTDIR;
-    struct tier_entries entries = {.items = calloc(inode->now.count + 1, sizeof *entries.items)};
+    const struct names *names = names_shown(inode);
+    struct tier_entries entries = {.items = calloc(names->count + 1, sizeof *entries.items)};
     assert(entries.items);
-    for (size_t i = 0; i < inode->now.count; i++) {
+    for (size_t i = 0; i < names->count; i++) {
         struct tier_entry *entry = &entries.items[entries.count++];
-        disk_stat(inode->now.items[i].inode, entry);
-        entry->name = strdup(inode->now.items[i].name);
+        disk_stat(names->items[i].inode, entry);
+        entry->name = strdup(names->items[i].name);
     }
     *ret_entries = entries;
     return 0;
@@ -292,7 +364,7 @@ void disk_stat(const struct disk_inode *inode, struct tier_entry *ret_entry) {
         (struct tier_entry){.is_directory = inode->directory, .size = inode->size, .mtime_ns = inode->mtime_ns};
 }
 
-void disk_touch(struct disk_inode *inode) { inode->mtime_ns = disk_clock(); }
+void disk_touch(struct disk_inode *inode) { inode->mtime_ns = disk_clock(inode->disk); }
 
 /* ---- contents ---- */
 
@@ -314,7 +386,7 @@ static void note_write(struct disk_inode *file, const void *data, uint64_t lengt
         assert(write->data);
         memcpy(write->data, data, length);
     }
-    file->mtime_ns = disk_clock();
+    file->mtime_ns = disk_clock(file->disk);
 }
 
 int disk_write(struct disk_inode *file, const void *data, size_t size, uint64_t offset) {
@@ -366,10 +438,11 @@ void disk_sync_failed(struct disk_inode *file) { file->lost = true; }
 enum fate { FATE_KEPT, FATE_DROPPED, FATE_TORN, FATE_COUNT };
 
 static void survive_torn(struct disk_inode *file, const struct write *write) {
+    uint64_t unit = file->disk->capabilities & TIER_DIRECT ? BLOCK : SECTOR;
     resize(&file->synced, &file->synced_size, max_u64(file->synced_size, write->offset + write->length));
-    for (uint64_t at = 0; at < write->length; at += SECTOR) {
+    for (uint64_t at = 0; at < write->length; at += unit) {
         uint8_t *sector = file->synced + write->offset + at;
-        uint64_t length = min_u64(SECTOR, write->length - at);
+        uint64_t length = min_u64(unit, write->length - at);
         uint64_t luck = sim_below(file->disk->garbage ? 3 : 2);
         if (luck == 0)
             memcpy(sector, write->data + at, length);
@@ -420,9 +493,7 @@ static void decide_changes(struct disk *disk, uint32_t mask) {
 
 static void replay_names(struct disk_inode *directory) {
     forget_changes(directory);
-    directory->now.count = 0;
-    for (size_t i = 0; i < directory->durable.count; i++)
-        names_set(&directory->now, directory->durable.items[i].name, directory->durable.items[i].inode);
+    names_copy(&directory->now, &directory->durable);
     for (size_t i = 0; i < directory->pending.count; i++) {
         const struct disk_change *change = directory->pending.items[i];
         for (size_t k = 0; k < change->count; k++)
@@ -431,8 +502,19 @@ static void replay_names(struct disk_inode *directory) {
     }
 }
 
+static void forget_all(struct disk *disk) {
+    for (struct disk_inode *inode = disk->all; inode; inode = inode->next)
+        inode->now.count = inode->durable.count = inode->pending.count = inode->write_count = 0;
+}
+
 void disk_crash(struct disk *disk, uint32_t mask) {
+    if (!(disk->capabilities & TIER_SURVIVES_REBOOT))
+        forget_all(disk);
     decide_changes(disk, mask);
+    for (struct disk_inode *inode = disk->all; inode; inode = inode->next)
+        for (int node = 0; node < SIM_NODES_MAX; node++)
+            if (among(node, mask))
+                shown_forget(inode, node);
     for (struct disk_inode *inode = disk->all; inode; inode = inode->next)
         if (inode->directory)
             replay_names(inode);

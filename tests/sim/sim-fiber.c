@@ -1,24 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Fibers: a stack each, switched by hand. Whoever waits says until when or for which descriptor;
+ * Fibers: a stack each, switched by hand (sim-switch.h). Whoever waits says until when or for which descriptor;
  * sim_step() chooses who goes on. A fiber that is killed leaves everything as it is: that is what a
  * crash does.
  */
+#include "tests/sim/sim-switch.h"
 #include "tests/sim/sim.h"
-
-#include <sys/mman.h>
-#include <ucontext.h>
 
 #define STACK_SIZE KIB(512)
 
 struct fiber {
     TAILQ_ENTRY(fiber) link;
-    ucontext_t context;
-    void *stack;
+    struct stack *stack;
     fiber_fn fn;
     void *argument;
     int owner;
-    uint64_t wake_ns;
+    uint64_t wake_ns, hold_ns;
     int fd;
     bool readable, over;
 };
@@ -26,14 +23,12 @@ struct fiber {
 static TAILQ_HEAD(fiber_list, fiber) fibers = TAILQ_HEAD_INITIALIZER(fibers);
 static struct fiber_list spare = TAILQ_HEAD_INITIALIZER(spare);
 static struct fiber *current;
-static ucontext_t scheduler;
 
 static void fiber_main(void) {
     struct fiber *fiber = current;
     fiber->fn(fiber->argument);
     fiber->over = true;
-    swapcontext(&fiber->context, &scheduler);
-    abort();
+    stack_leave(fiber->stack, stack_of_program());
 }
 
 static struct fiber *fiber_take(void) {
@@ -44,18 +39,8 @@ static struct fiber *fiber_take(void) {
     }
     fiber = calloc(1, sizeof *fiber);
     assert(fiber);
-    fiber->stack = mmap(NULL, STACK_SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
-    assert(fiber->stack != MAP_FAILED);
+    fiber->stack = stack_new(STACK_SIZE);
     return fiber;
-}
-
-/* Apart, since getcontext() may return twice in the eyes of a compiler. */
-static void fiber_prepare(struct fiber *fiber) {
-    getcontext(&fiber->context);
-    fiber->context.uc_stack.ss_sp = fiber->stack;
-    fiber->context.uc_stack.ss_size = STACK_SIZE;
-    fiber->context.uc_link = NULL;
-    makecontext(&fiber->context, fiber_main, 0);
 }
 
 struct fiber *fiber_new(int owner, fiber_fn fn, void *argument) {
@@ -63,10 +48,10 @@ struct fiber *fiber_new(int owner, fiber_fn fn, void *argument) {
     fiber->fn = fn;
     fiber->argument = argument;
     fiber->owner = owner;
-    fiber->wake_ns = 0;
+    fiber->wake_ns = fiber->hold_ns = 0;
     fiber->fd = -1;
     fiber->over = false;
-    fiber_prepare(fiber);
+    stack_prepare(fiber->stack, fiber_main);
     TAILQ_INSERT_TAIL(&fibers, fiber, link);
     return fiber;
 }
@@ -80,7 +65,7 @@ bool fiber_wait(uint64_t until_ns, int fd) {
     int node = sim.node;
     fiber->wake_ns = until_ns;
     fiber->fd = fd;
-    swapcontext(&fiber->context, &scheduler);
+    stack_switch(fiber->stack, stack_of_program());
     sim.node = node;
     return fiber->readable;
 }
@@ -88,6 +73,7 @@ bool fiber_wait(uint64_t until_ns, int fd) {
 void fiber_pause(void) { fiber_wait(0, -1); }
 
 void fiber_wake(struct fiber *fiber) { fiber->wake_ns = 0; }
+void fiber_hold(struct fiber *fiber, uint64_t until_ns) { fiber->hold_ns = until_ns; }
 
 static void fiber_recycle(struct fiber *fiber) {
     TAILQ_REMOVE(&fibers, fiber, link);
@@ -113,14 +99,14 @@ void fiber_kill_owned(int owner) {
 struct fiber *fiber_next(struct fiber *after) {
     return after ? TAILQ_NEXT(after, link) : TAILQ_FIRST(&fibers);
 }
-int fiber_fd(const struct fiber *fiber) { return fiber->fd; }
-uint64_t fiber_wake_ns(const struct fiber *fiber) { return fiber->wake_ns; }
+int fiber_fd(const struct fiber *fiber) { return fiber->hold_ns > sim.now_ns ? -1 : fiber->fd; }
+uint64_t fiber_wake_ns(const struct fiber *fiber) { return max_u64(fiber->wake_ns, fiber->hold_ns); }
 
 void fiber_run(struct fiber *fiber, bool readable) {
     fiber->readable = readable;
     current = fiber;
     sim.node = fiber->owner;
-    swapcontext(&scheduler, &fiber->context);
+    stack_switch(stack_of_program(), fiber->stack);
     current = NULL;
     sim.node = SIM_OUTSIDE;
     if (fiber->over)

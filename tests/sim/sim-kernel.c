@@ -53,7 +53,9 @@ uint32_t kernel_process_new(int node) {
 void kernel_process_end(uint32_t pid) {
     struct process *process = &processes[pid - PID_FIRST];
     process->ended = true;
+    sim_descriptors_changed();
     (void)!write(process->death_fd, &(uint64_t){1}, 8);
+    close(steal_fd(&process->death_fd));
 }
 
 static ino_t inode_of(int fd) {
@@ -68,6 +70,7 @@ void kernel_socket(int node, int fd, uint32_t pid) {
 }
 
 void kernel_close_sockets(int node) {
+    sim_descriptors_changed();
     for (int fd = 0; fd < socket_end; fd++) {
         if (!sockets[fd].pid || sockets[fd].node != node)
             continue;
@@ -146,8 +149,9 @@ int __wrap_getsockopt(int fd, int level, int option, void *value, socklen_t *len
     if (option == PEERPIDFD) {
         if (r == 0)
             close(*(int *)value);
-        *(int *)value = sim_bug("trust-eof") ? eventfd(0, EFD_CLOEXEC)
-                                             : fcntl(processes[pid - PID_FIRST].death_fd, F_DUPFD_CLOEXEC, 0);
+        const struct process *process = &processes[pid - PID_FIRST];
+        *(int *)value = process->ended || sim_bug("trust-eof") ? eventfd(process->ended, EFD_CLOEXEC)
+                                                               : fcntl(process->death_fd, F_DUPFD_CLOEXEC, 0);
         return 0;
     }
     return r;

@@ -22,6 +22,7 @@ enum stage { STAGE_READY, STAGE_TIMED, STAGE_QUEUED, STAGE_RUNNING, STAGE_WAITIN
 
 struct sim_group {
     struct loop_group group;
+    TAILQ_ENTRY(sim_group) link;
     struct loop_queue queue;
     unsigned running, threads, max_threads;
 };
@@ -32,12 +33,14 @@ struct sim_loop {
     int node;
     struct loop_queue ready, waiting;
     struct timers timers;
+    TAILQ_HEAD(, sim_group) groups;
     struct fiber *runner;
     bool stopping;
     int connections[PENDING_MAX]; /* not accepted yet */
     size_t connection_count;
 };
 
+static bool descriptors_changed = true;
 static TAILQ_HEAD(sim_loop_list, sim_loop) loops = TAILQ_HEAD_INITIALIZER(loops);
 
 static struct sim_loop *from_loop(struct loop *loop) { return CONTAINER_OF(loop, struct sim_loop, loop); }
@@ -84,6 +87,7 @@ static int sim_group_new(struct loop *loop, const char *name, unsigned threads, 
     group->threads = threads;
     group->max_threads = max_threads;
     TAILQ_INIT(&group->queue);
+    TAILQ_INSERT_TAIL(&from_loop(loop)->groups, group, link);
     *ret_group = &group->group;
     return 0;
 }
@@ -100,6 +104,7 @@ static int sim_group_relieve(struct loop_group *loop_group) {
 static void sim_group_free(struct loop_group *loop_group) {
     struct sim_group *group = CONTAINER_OF(loop_group, struct sim_group, group);
     assert(!group->running && TAILQ_EMPTY(&group->queue));
+    TAILQ_REMOVE(&from_loop(loop_group->loop)->groups, group, link);
     free(group);
 }
 
@@ -193,9 +198,8 @@ static uint64_t sim_now(struct loop *base) {
     (void)base;
     return sim.now_ns;
 }
-/* Nodes' clocks differ a little. */
 static uint64_t sim_wall(struct loop *base) {
-    return sim.wall_ns + sim.now_ns + (uint64_t)from_loop(base)->node * 700 * NANOSECONDS_PER_MS;
+    return sim.wall_ns + sim.now_ns + (uint64_t)nodes[from_loop(base)->node].clock_ns;
 }
 static uint64_t sim_loop_random(struct loop *base) {
     (void)base;
@@ -224,8 +228,18 @@ struct loop *sim_loop_new(int node) {
     loop->node = node;
     TAILQ_INIT(&loop->ready);
     TAILQ_INIT(&loop->waiting);
+    TAILQ_INIT(&loop->groups);
     TAILQ_INSERT_TAIL(&loops, loop, link);
     return &loop->loop;
+}
+
+void sim_loop_check_idle(struct loop *base) {
+    struct sim_loop *loop = from_loop(base);
+    struct sim_group *group;
+    SIM_CHECK(TAILQ_EMPTY(&loop->ready), "counts balance when idle", "node %d: callbacks are due", loop->node);
+    TAILQ_FOREACH(group, &loop->groups, link)
+    SIM_CHECK(!group->running && TAILQ_EMPTY(&group->queue), "counts balance when idle",
+              "node %d: %u workers of a group run", loop->node, group->running);
 }
 
 void sim_loop_set_runner(struct loop *loop, struct fiber *runner) { from_loop(loop)->runner = runner; }
@@ -248,6 +262,8 @@ int sim_loop_connect(struct loop *base, uint32_t pid) {
 }
 
 /* ---- what happens next ---- */
+
+void sim_descriptors_changed(void) { descriptors_changed = true; }
 
 struct candidate {
     struct sim_loop *loop; /* NULL: a fiber */
@@ -293,6 +309,13 @@ static void look_at_loop(struct choice *choice, struct sim_loop *loop, uint64_t 
         add(choice, (struct candidate){.loop = loop, .op = op});
 }
 
+static void look_at_descriptors(struct choice *choice) {
+    descriptors_changed = choice->poll_count && poll(choice->pollfds, choice->poll_count, 0) > 0;
+    for (size_t i = 0; descriptors_changed && i < choice->poll_count; i++)
+        if (choice->pollfds[i].revents)
+            add(choice, choice->waiting[i]);
+}
+
 static void look(struct choice *choice, uint64_t *next_ns) {
     struct sim_loop *loop;
     choice->count = choice->poll_count = 0;
@@ -308,10 +331,8 @@ static void look(struct choice *choice, uint64_t *next_ns) {
         if (wake_ns > sim.now_ns && fiber_fd(fiber) >= 0)
             add_waiting(choice, fiber_fd(fiber), POLLIN, (struct candidate){.fiber = fiber, .readable = true});
     }
-    if (choice->poll_count && poll(choice->pollfds, choice->poll_count, 0) > 0)
-        for (size_t i = 0; i < choice->poll_count; i++)
-            if (choice->pollfds[i].revents)
-                add(choice, choice->waiting[i]);
+    if (descriptors_changed || !choice->count)
+        look_at_descriptors(choice);
 }
 
 static void go(struct candidate chosen) {
@@ -321,6 +342,7 @@ static void go(struct candidate chosen) {
         return;
     }
     sim.node = loop->node;
+    descriptors_changed = true;
     if (chosen.op) {
         int64_t r = try(loop, chosen.op);
         if (r != -EAGAIN) {

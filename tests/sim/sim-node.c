@@ -6,6 +6,7 @@
 #include "daemon/lane.h"
 #include "tests/sim/sim.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <sys/eventfd.h>
 
@@ -34,7 +35,7 @@ void node_init(int number, bool has_local) {
     static const char *const names[SIM_NODES_MAX] = {"local-0", "local-1"};
     struct node *node = &nodes[number];
     struct config *config = &node->config;
-    *node = (struct node){.number = number};
+    *node = (struct node){.number = number, .clock_ns = number * 700 * (int64_t)NANOSECONDS_PER_MS};
     *config = (struct config){
         .capture_threads = 1 + (uint32_t)sim_below(2),
         .codec_threads = 1,
@@ -48,7 +49,7 @@ void node_init(int number, bool has_local) {
         .capture_ms = 60000,
     };
     if (has_local) {
-        node->local = disk_new(names[number], sim_chance(1, 2));
+        node->local = disk_new(names[number], false);
         config_tier_default("local", names[number], LEVEL_LOCAL, &config->tiers[config->tier_count++]);
     }
     config_tier_default("parallel", "parallel", LEVEL_GLOBAL, &config->tiers[config->tier_count++]);
@@ -103,13 +104,17 @@ void node_power(int number) {
     if (nodes[number].up)
         gone(&nodes[number]);
     kernel_reboot(number);
-    if (nodes[number].local)
+    if (nodes[number].local) {
         disk_crash(nodes[number].local, UINT32_MAX);
+        if (!(disk_capabilities(nodes[number].local) & TIER_SURVIVES_REBOOT))
+            model_disk_lost(number);
+    }
     disk_crash(parallel, 1u << number);
 }
 
 void node_terminate(int number) {
     sim_note("node %d: SIGTERM", number);
+    sim_descriptors_changed();
     (void)!write(nodes[number].signal_fd, &(uint64_t){1}, 8);
 }
 
@@ -151,6 +156,25 @@ void node_check_idle(int number) {
               server->session_count);
     TAILQ_FOREACH(lane, &server->lanes, link)
     check_lane(number, lane);
+    SIM_CHECK(!sim_tier_open_files(number), "counts balance when idle", "node %d: %u files are open", number,
+              sim_tier_open_files(number));
+    sim_loop_check_idle(node->loop);
+}
+
+int nodes_descriptors(void) {
+    int count = 0;
+    DIR *directory = opendir("/proc/self/fd");
+    assert(directory);
+    while (readdir(directory))
+        count++;
+    closedir(directory);
+    for (int i = 0; i < node_count; i++)
+        if (nodes[i].up) {
+            struct pool_usage usage;
+            pool_get_usage(nodes[i].server->pool, &usage);
+            count -= (int)usage.segments;
+        }
+    return count;
 }
 
 void node_describe(int number) {

@@ -58,7 +58,7 @@ static void lose_disk(int node) {
     if (!nodes[node].local)
         return;
     sim_note("node %d: its disk is lost", node);
-    nodes[node].local = disk_new(disk_name(nodes[node].local), sim_chance(1, 2));
+    nodes[node].local = disk_new(disk_name(nodes[node].local), false);
     model_disk_lost(node);
 }
 
@@ -82,9 +82,30 @@ static void restart_rank(uint32_t rank) {
     trainers[rank] = trainer_start(&options);
 }
 
+/* For seconds or minutes, and then it is as before. */
+static void trouble_a_disk(int node) {
+    struct disk *disk = nodes[node].local && sim_chance(1, 2) ? nodes[node].local : parallel;
+    enum disk_trouble trouble = (enum disk_trouble)(1 + sim_below(DISK_TROUBLES - 1));
+    disk_make_trouble(disk, trouble, sim.now_ns + sim_below(UINT64_C(1) << sim_below(18)) * NANOSECONDS_PER_MS);
+}
+
+/* Clocks of nodes go where they like; that of a file server is set right by seconds, or loses hours. */
+static void jump_a_clock(int node) {
+    int64_t second = (int64_t)NANOSECONDS_PER_SECOND, seconds = (int64_t)sim_below(UINT64_C(1) << sim_below(18));
+    bool back = sim_chance(1, 2);
+    if (sim_chance(1, 2)) {
+        nodes[node].clock_ns += back ? -seconds * second : seconds * second;
+        sim_note("node %d: its clock jumps %s by %lld s", node, back ? "back" : "ahead", (long long)seconds);
+        return;
+    }
+    seconds = back ? -(seconds % 10) : seconds;
+    disk_clock_jump(parallel, seconds * second);
+    sim_note("disk parallel: its clock jumps by %lld s", (long long)seconds);
+}
+
 static void break_something(void) {
     int node = (int)sim_below((uint64_t)node_count);
-    uint64_t what = sim_below(10);
+    uint64_t what = sim_below(13);
     if (what < 4) {
         node_kill(node);
     } else if (what < 6) {
@@ -97,6 +118,13 @@ static void break_something(void) {
         terminate(node);
     } else if (what < 9) {
         trainer_kill(trainers[sim_below(world)]);
+    } else if (what < 10) {
+        trouble_a_disk(node);
+    } else if (what < 11) {
+        trainer_hang(trainers[sim_below(world)], sim.now_ns + sim_below(100) * NANOSECONDS_PER_SECOND);
+    } else if (what < 12) {
+        if (sim.weather.clock_jumps)
+            jump_a_clock(node);
     } else {
         restart_rank((uint32_t)sim_below(world));
     }
@@ -155,12 +183,19 @@ static void operate(void *argument) {
     }
     sim_note("the faults end");
     sim.weather = (struct sim_weather){0};
+    disk_make_trouble(parallel, DISK_WELL, sim.now_ns);
+    for (int i = 0; i < node_count; i++)
+        if (nodes[i].local)
+            disk_make_trouble(nodes[i].local, DISK_WELL, sim.now_ns);
     start_all_nodes();
-    pause_ms(200000); /* what stalled comes to its end */
+    pause_ms(400000); /* what stalled comes to its end */
+    int descriptors = nodes_descriptors();
     run_one(runs, true, size);
     pause_ms(400000);
     for (int i = 0; i < node_count; i++)
         node_check_idle(i);
+    SIM_CHECK(nodes_descriptors() == descriptors, "descriptors balance when idle", "there were %d, and now %d",
+              descriptors, nodes_descriptors());
     model_check_tiers();
     over = true;
 }

@@ -30,9 +30,12 @@ static struct handle handles[HANDLES_MAX];
 static void take_time(const struct sim_tier *tier) {
     if (tier->node == SIM_OUTSIDE || !fiber_inside())
         return;
-    uint64_t ns = 5000 + sim_below(100000);
-    if (sim_below(10000) < sim.weather.slow)
+    uint64_t ns = 5000 + sim_below(100000), until_ns;
+    enum disk_trouble trouble = disk_trouble(tier->disk, &until_ns);
+    if (sim_below(10000) < sim.weather.slow || trouble == DISK_SLOW)
         ns *= 1000;
+    if (trouble == DISK_HANGING)
+        ns += until_ns - sim.now_ns;
     if (sim_below(10000) < sim.weather.stall) {
         ns = sim_below(150) * NANOSECONDS_PER_SECOND;
         sim_note("disk %s: stalls node %d for %llu s", disk_name(tier->disk), tier->node,
@@ -45,9 +48,11 @@ static int fails(const struct sim_tier *tier, const char *operation, const char 
     if (tier->node == SIM_OUTSIDE)
         return 0;
     int r = 0;
-    if (takes_room && sim_below(10000) < sim.weather.enospc)
+    uint64_t until_ns;
+    enum disk_trouble trouble = disk_trouble(tier->disk, &until_ns);
+    if (takes_room && (sim_below(10000) < sim.weather.enospc || trouble == DISK_FULL))
         r = -ENOSPC;
-    else if (sim_below(10000) < sim.weather.eio)
+    else if (sim_below(10000) < sim.weather.eio || trouble == DISK_FAILING)
         r = -EIO;
     sim.failures += r != 0;
     if (r)
@@ -91,9 +96,12 @@ static void sync_late(struct sim_tier *tier, const char *path) {
 
 static int sim_rename(void *self, const char *from, const char *to) {
     struct sim_tier *tier = self;
+    bool was_there = disk_find(tier->disk, from);
     int r = CHANGE(tier, "rename to", to, disk_rename(tier->disk, from, to));
     sync_late(tier, to);
-    return r;
+    /* The answer was lost, and the client of the file system asked again: what it renamed is there no more. */
+    bool asked_again = r == -EIO && was_there && tier->disk == parallel && !disk_find(tier->disk, from);
+    return asked_again && sim_chance(1, 2) ? TIER_E_ABSENT : r;
 }
 
 static int sim_link(void *self, const char *from, const char *to) {
@@ -133,7 +141,7 @@ static bool sync_lies(const char *path) {
 static int sim_sync_directory(void *self, const char *path) {
     struct sim_tier *tier = self;
     take_time(tier);
-    struct disk_inode *inode = disk_find(tier->disk, path);
+    struct disk_inode *inode = disk_look(tier->disk, path);
     if (!inode || !disk_is_directory(inode))
         return -ENOENT;
     int r = fails(tier, "sync", path, false);
@@ -162,7 +170,7 @@ static int sim_list(void *self, const char *path, struct tier_entries *ret_entri
 static int sim_stat(void *self, const char *path, struct tier_entry *ret_entry) {
     struct sim_tier *tier = self;
     take_time(tier);
-    struct disk_inode *inode = disk_find(tier->disk, path);
+    struct disk_inode *inode = disk_look(tier->disk, path);
     int r = fails(tier, "stat", path, false);
     if (r || !inode)
         return r ? r : TIER_E_ABSENT;
@@ -173,7 +181,7 @@ static int sim_stat(void *self, const char *path, struct tier_entry *ret_entry) 
 static int sim_touch(void *self, const char *path) {
     struct sim_tier *tier = self;
     take_time(tier);
-    struct disk_inode *inode = disk_find(tier->disk, path);
+    struct disk_inode *inode = disk_look(tier->disk, path);
     int r = fails(tier, "touch", path, false);
     if (r || !inode)
         return r ? r : TIER_E_ABSENT;
@@ -182,8 +190,8 @@ static int sim_touch(void *self, const char *path) {
 }
 
 static int sim_clock(void *self, int64_t *ret_now_ns) {
-    (void)self;
-    *ret_now_ns = disk_clock();
+    const struct sim_tier *tier = self;
+    *ret_now_ns = disk_clock(tier->disk);
     return 0;
 }
 
@@ -218,7 +226,7 @@ static int sim_create(void *self, const char *path, uint64_t size, struct tier_f
     sim_note("node %d creates %s/%s = %d", tier->node, disk_name(tier->disk), path, r);
     if (r)
         return r == TIER_E_EXISTS ? -EEXIST : r;
-    if (size)
+    if (size && disk_capabilities(tier->disk) & TIER_PREALLOCATE)
         (void)disk_truncate(inode, size);
     take_time(tier);
     return file_opened(tier, inode, path, true, file);
@@ -227,7 +235,7 @@ static int sim_create(void *self, const char *path, uint64_t size, struct tier_f
 static int sim_open(void *self, const char *path, struct tier_file *file) {
     struct sim_tier *tier = self;
     take_time(tier);
-    struct disk_inode *inode = disk_find(tier->disk, path);
+    struct disk_inode *inode = disk_look(tier->disk, path);
     int r = fails(tier, "open", path, false);
     if (sim.verbose)
         sim_note("node %d opens %s/%s: %d", tier->node, disk_name(tier->disk), path, r ? r : inode ? 0 : TIER_E_ABSENT);
@@ -246,9 +254,16 @@ static int sim_close(void *self, struct tier_file *file) {
 static int64_t pwrite_some(struct handle *handle, const void *data, size_t size, uint64_t offset) {
     take_time(handle->tier);
     int r = fails(handle->tier, "write", "a file", true);
-    if (!r)
-        r = disk_write(handle->inode, data, sim_bug("short-write") && sim_chance(1, 10) ? size / 2 : size, offset);
-    return r ? r : (int64_t)size;
+    if (r)
+        return r;
+    /* The memory is read now, when it completes, and not at once: it must not have been given to others. */
+    size_t first = sim_below(size + 1), all = sim_bug("short-write") && sim_chance(1, 10) ? size / 2 : size;
+    (void)disk_write(handle->inode, data, min_u64(first, all), offset);
+    if (first < size)
+        take_time(handle->tier);
+    if (first < all)
+        (void)disk_write(handle->inode, (const uint8_t *)data + first, all - first, offset + first);
+    return (int64_t)size;
 }
 
 /* Bytes that are not what was written. Only where another copy is, or nothing could be done about it. */
@@ -375,10 +390,7 @@ struct tier *sim_tier_new(struct disk *disk, const char *name, enum level level,
     struct tier *made;
     assert(tier);
     *tier = (struct sim_tier){.disk = disk, .node = node};
-    unsigned capabilities = TIER_ATOMIC_RENAME | TIER_LINK | TIER_SURVIVES_REBOOT | TIER_PREALLOCATE;
-    if (level == LEVEL_GLOBAL)
-        capabilities |= TIER_SHARED;
-    int r = tier_new(name, level, capabilities, "", &sim_tier_ops, tier, &made);
+    int r = tier_new(name, level, disk_capabilities(disk), "", &sim_tier_ops, tier, &made);
     assert(r == 0);
     return made;
 }
@@ -387,4 +399,11 @@ void sim_tier_forget_node(int node) {
     for (int i = 0; i < HANDLES_MAX; i++)
         if (handles[i].used && handles[i].tier->node == node)
             handles[i].used = false;
+}
+
+unsigned sim_tier_open_files(int node) {
+    unsigned count = 0;
+    for (int i = 0; i < HANDLES_MAX; i++)
+        count += handles[i].used && handles[i].tier->node == node;
+    return count;
 }

@@ -20,6 +20,8 @@
 static uint64_t after_ms(uint64_t ms) { return sim.now_ns + ms * NANOSECONDS_PER_MS; }
 
 static void hang_up(struct trainer *t) {
+    wire_packet_close(&t->packet);
+    sim_descriptors_changed();
     if (t->fd >= 0)
         close(steal_fd(&t->fd));
     for (size_t i = 0; i < SEGMENTS_KEPT; i++)
@@ -65,6 +67,7 @@ static int hear(struct trainer *t, uint64_t until_ns) {
 static bool tell(struct trainer *t, enum opcode opcode, const void *body, const void *tail, size_t tail_length,
                  int fd) {
     static struct wire_packet packet;
+    sim_descriptors_changed();
     wire_pack(&packet, opcode, ++t->serial, body, tail, tail_length, fd);
     return sendmsg(t->fd, wire_send_header(&packet), MSG_NOSIGNAL) > 0;
 }
@@ -498,6 +501,13 @@ static bool missed(struct trainer *t, uint64_t step) {
     return ask(t, MESSAGE_MISSED, &message, PROMPT_MS) == MESSAGE_OK;
 }
 
+/* The process has ended; what its kernel knows of it. */
+static void end(struct trainer *t) {
+    hang_up(t);
+    close(t->area_fd);
+    kernel_process_end(t->pid);
+}
+
 static void live(void *argument) {
     struct trainer *t = argument;
     int lives = t->options.quiet ? 1 : 4;
@@ -519,8 +529,7 @@ static void live(void *argument) {
     SIM_CHECK(!t->failed || !t->options.quiet, "without faults everything succeeds", "rank %u of %s lost its daemon",
               t->options.rank, t->options.run_id);
     say(t, t->failed ? "fails" : "is done", 0);
-    hang_up(t);
-    kernel_process_end(t->pid);
+    end(t);
     t->fiber = NULL;
 }
 
@@ -528,7 +537,7 @@ struct trainer *trainer_start(const struct trainer_options *options) {
     struct trainer *t = calloc(1, sizeof *t);
     assert(t);
     t->options = *options;
-    t->fd = t->packet.fd = -1;
+    t->fd = t->packet.fd = t->area_fd = -1;
     t->size = options->size;
     for (size_t i = 0; i < SEGMENTS_KEPT; i++)
         t->segments[i] = -1;
@@ -551,6 +560,12 @@ void trainer_kill(struct trainer *t) {
     t->failed = true;
     if (sim_chance(1, 4))
         t->fd = -1; /* a child that it forked still has the socket, and lives for ever */
-    hang_up(t);
-    kernel_process_end(t->pid);
+    end(t);
+}
+
+void trainer_hang(struct trainer *t, uint64_t until_ns) {
+    if (!t->fiber)
+        return;
+    say(t, "hangs for ms:", (long long)((until_ns - sim.now_ns) / NANOSECONDS_PER_MS));
+    fiber_hold(t->fiber, until_ns);
 }

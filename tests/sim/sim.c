@@ -8,25 +8,37 @@
  *   sim --minutes M                   from a random seed on, until the time is over
  *   sim --bug NAME --count M          must fail within M seeds: the simulator finds what is planted
  *
- * Faults that must be survived, in any order and any number, and what must hold then:
+ * Faults that must be survived, in any order and any number:
  *
- *   a daemon is killed at any moment            files stay as they are; the trainers go on
- *   a node loses power at any moment            what was not synced is kept, dropped, torn or garbage;
- *                                               names not synced are there or not
- *   all nodes and the parallel tier at once     the same, everywhere
- *   a node and its disk are lost                what was GLOBAL stays
- *   a read brings other bytes, where another copy is
- *   a tier fails (EIO, ENOSPC), also after it has done what it was asked; is slow by a thousand;
- *   stalls for minutes
- *   a trainer dies, gives its fence up and changes its memory, comes back to a new daemon; a run is
- *   followed by one of another world size
+ *   daemons      are killed at any moment (files stay as they are), or told to stop
+ *   nodes        lose power at any moment: what they had not synced is kept, dropped, torn at a sector
+ *                (a block, where the tier has TIER_DIRECT) or garbage; names not synced are there or
+ *                not; a tier without TIER_SURVIVES_REBOOT is empty afterwards. Or they lose their disk
+ *   everything   loses power at once, the parallel tier too
+ *   tiers        fail an operation (EIO, ENOSPC), also after they have done it; a retried rename answers
+ *                ENOENT though it happened; one operation, or all for a while, are slow by a thousand, or
+ *                stall; for minutes a disk is full, fails altogether or hangs, and comes back; a read
+ *                brings other bytes than were written, where another copy is
+ *   shared tiers show other nodes' entries late, or names that are gone, until the node changes the
+ *                directory itself or syncs it (caches of network file systems)
+ *   trainers     die, also leaving a child that holds their socket; hang; give fences up and change their
+ *                memory; come back to a new daemon, or as a new process of the same run; miss steps; are
+ *                followed by a run of another world size
+ *   clocks       of nodes jump by days, that of the parallel tier ahead by days and back by seconds
  *
- *   - what was reported durable at a level is kept by every crash that this level survives, until
- *     something newer is complete there
+ * What no program can survive is not drawn: lies of a sync that said it had succeeded, other bytes in
+ * the last copy, the clock of a file server set back by more than a heartbeat may be old.
+ *
+ * What must hold then, after every event that can tell:
+ *
+ *   - what was reported durable at a level is kept by every crash that this level survives, byte for
+ *     byte, until something newer is complete there
  *   - what is committed, listed as complete, or read, has the bytes of the moment of the save, and no
- *     save that was given up is among it
+ *     save that was given up is among it; memory is read piece by piece, so that early changes show
  *   - all ranks of a run get the same decision, and it is not older than what was reported GLOBAL
- *   - requests are answered by their deadlines; when idle, nothing is reserved or in flight
+ *   - nobody removes what somebody writes; a tier is given up after its tries, not before
+ *   - requests are answered by their deadlines; when idle, nothing is reserved, open or in flight, and
+ *     descriptors are as many as before
  *   - once faults end, everything becomes GLOBAL
  */
 #include "tests/sim/sim.h"
@@ -119,7 +131,9 @@ static void draw_weather(void) {
         .slow = rates[sim_below(ARRAY_SIZE(rates))],
         .stall = sim_chance(1, 4) ? 3 : 0,
         .rot = sim_chance(1, 3) ? 2000 : 0,
+        .late_ms = sim_chance(1, 3) ? UINT64_C(1) << sim_below(16) : 0,
         .crashes = sim_chance(5, 6),
+        .clock_jumps = sim_chance(1, 3),
     };
 }
 
@@ -132,7 +146,7 @@ static void run_seed(uint64_t seed) {
     sim.wall_ns = UINT64_C(1800000000) * NANOSECONDS_PER_SECOND;
     draw_weather();
     node_count = 1 + (int)sim_below(SIM_NODES_MAX);
-    parallel = disk_new("parallel", sim_chance(1, 2));
+    parallel = disk_new("parallel", true);
     bool has_local = sim_chance(5, 6);
     for (int i = 0; i < node_count; i++)
         node_init(i, has_local);

@@ -25,12 +25,13 @@
 /* What a run is allowed to do to itself; drawn from the seed. */
 struct sim_weather {
     uint32_t eio, enospc, slow, stall, rot; /* of 10000 tier operations */
-    bool crashes, stalls_any;
+    uint64_t late_ms;                       /* for so long may a node see a shared directory as it was */
+    bool crashes, clock_jumps;
 };
 
 struct sim {
     uint64_t seed, random[4];
-    uint64_t now_ns, wall_ns;
+    uint64_t now_ns, wall_ns; /* what all clocks of the world go by: monotonic, and of the day */
     uint64_t steps;
     uint64_t digest;   /* of all events */
     uint64_t failures; /* that tiers were made to have */
@@ -67,6 +68,8 @@ bool fiber_wait(uint64_t until_ns, int fd);
 void fiber_pause(void);
 bool fiber_inside(void);
 void fiber_wake(struct fiber *fiber);
+/* Whatever comes, it does not go on before that time: a process that hangs. */
+void fiber_hold(struct fiber *fiber, uint64_t until_ns);
 /* The fiber is not the one that runs. */
 void fiber_kill(struct fiber *fiber);
 void fiber_kill_owned(int owner);
@@ -85,6 +88,10 @@ void sim_loop_set_runner(struct loop *loop, struct fiber *runner);
 void sim_loop_drop(struct loop *loop);
 /* A client connects: its end of a socket pair. */
 int sim_loop_connect(struct loop *loop, uint32_t pid);
+/* Something was sent, or a descriptor closed or written to: they must be looked at again. */
+void sim_descriptors_changed(void);
+/* When idle, no work is queued, runs, or has not been reaped. */
+void sim_loop_check_idle(struct loop *loop);
 /* One event somewhere. False: nothing will ever happen again. */
 bool sim_step(void);
 
@@ -92,14 +99,24 @@ bool sim_step(void);
 
 struct disk;
 struct disk_inode;
-struct disk *disk_new(const char *name, bool garbage);
+/* What it does is drawn; `capabilities` is what its tiers declare, and how it behaves in a crash. */
+struct disk *disk_new(const char *name, bool shared);
 const char *disk_name(const struct disk *disk);
+unsigned disk_capabilities(const struct disk *disk);
 /* The nodes in the mask lose power (all bits: the disk itself): what they had not synced is kept,
- * dropped, torn, or garbage. */
+ * dropped, torn, or garbage; if it is memory, all is gone. */
 void disk_crash(struct disk *disk, uint32_t nodes);
-int64_t disk_clock(void);
+int64_t disk_clock(const struct disk *disk);
+void disk_clock_jump(struct disk *disk, int64_t by_ns);
+
+/* Something that lasts, until it is over by itself. */
+enum disk_trouble { DISK_WELL, DISK_FULL, DISK_FAILING, DISK_SLOW, DISK_HANGING, DISK_TROUBLES };
+void disk_make_trouble(struct disk *disk, enum disk_trouble trouble, uint64_t until_ns);
+enum disk_trouble disk_trouble(const struct disk *disk, uint64_t *ret_until_ns);
 
 struct disk_inode *disk_find(struct disk *disk, const char *path);
+/* What the node that runs now sees, which of a shared disk may be what was. */
+struct disk_inode *disk_look(struct disk *disk, const char *path);
 int disk_make(struct disk *disk, const char *path, bool directory, struct disk_inode **ret_inode);
 int disk_link(struct disk *disk, const char *from, const char *to, bool replace);
 int disk_rename(struct disk *disk, const char *from, const char *to);
@@ -121,6 +138,8 @@ struct tier *sim_tier_new(struct disk *disk, const char *name, enum level level,
 /* For the loop: a submitted read or write. */
 void sim_tier_file_io(struct loop_op *op);
 void sim_tier_forget_node(int node);
+/* How many files the node has open. */
+unsigned sim_tier_open_files(int node);
 
 /* ---- processes: sim-kernel.c ---- */
 
@@ -142,6 +161,7 @@ struct node {
     struct log log;
     struct disk *local; /* NULL: it has no tier of its own */
     int signal_fd;
+    int64_t clock_ns; /* how far its clock is from that of the world */
 };
 extern struct node nodes[SIM_NODES_MAX];
 extern int node_count;
@@ -154,8 +174,10 @@ void node_power(int number); /* and the kernel with it; trainers are the operato
 void node_terminate(int number);
 /* After every event: bounds that hold at any time. */
 void node_check(int number);
-/* Nothing is left that was reserved, queued or in flight. */
+/* Nothing is left that was reserved, queued, open or in flight. */
 void node_check_idle(int number);
+/* Descriptors that the process has, less those that nodes' pools have a right to. */
+int nodes_descriptors(void);
 /* For the report of a failure. */
 void node_describe(int number);
 
@@ -209,6 +231,7 @@ bool trainer_over(const struct trainer *trainer);
 bool trainer_closing(const struct trainer *trainer); /* its run may have ended with it */
 bool trainer_failed(const struct trainer *trainer);  /* over, but not done */
 void trainer_kill(struct trainer *trainer);
+void trainer_hang(struct trainer *trainer, uint64_t until_ns);
 
 void operator_start(void);
 bool operator_over(void);
