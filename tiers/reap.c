@@ -8,6 +8,8 @@
  * the file; it follows from who may still write it. A rank's files are written by the daemon that
  * serves it, which knows what it is doing when that rank opens; and the writers of earlier
  * generations are dead, or, if they drain after all, what they drain will not be chosen.
+ *
+ * A directory that cannot be looked at keeps nobody from the others; the first such error is the result.
  */
 
 struct reap {
@@ -15,8 +17,14 @@ struct reap {
     uint64_t generation; /* the running one */
     uint32_t rank;
     uint32_t count;
+    int failed;
     struct problem *problem;
 };
+
+static void note_failure(struct reap *reap, int result) {
+    if (result < 0 && !reap->failed)
+        reap->failed = result;
+}
 
 static int reap_file(struct reap *reap, const char *directory, const char *name) {
     char path[TIER_PATH_MAX];
@@ -43,9 +51,7 @@ static int reap_version(struct reap *reap, const char *directory, bool of_all_ra
             continue;
         if (!of_all_ranks && rank != reap->rank)
             continue;
-        r = reap_file(reap, directory, entries.items[i].name);
-        if (r)
-            return r;
+        note_failure(reap, reap_file(reap, directory, entries.items[i].name));
     }
     return 0;
 }
@@ -66,15 +72,12 @@ static int reap_generation(struct reap *reap, const char *job, uint64_t generati
     for (size_t i = 0; i < entries.count; i++) {
         const struct tier_entry *entry = &entries.items[i];
         struct version_id version = {.generation = generation};
-        r = 0;
         if (entry->is_directory && layout_parse_number(entry->name, &version.step)) {
             layout_version(job, version, version_directory);
-            r = reap_version(reap, version_directory, is_dead);
+            note_failure(reap, reap_version(reap, version_directory, is_dead));
         } else if (is_dead && !entry->is_directory && is_run_temporary(entry->name)) {
-            r = reap_file(reap, directory, entry->name);
+            note_failure(reap, reap_file(reap, directory, entry->name));
         }
-        if (r)
-            return r;
     }
     return 0;
 }
@@ -95,10 +98,10 @@ int retention_reap(struct tier *tier, const char *job, uint64_t generation, uint
         if (!entries.items[i].is_directory || !layout_parse_number(entries.items[i].name, &number) ||
             number > generation)
             continue;
-        r = reap_generation(&reap, escaped, number);
-        if (r)
-            return r;
+        note_failure(&reap, reap_generation(&reap, escaped, number));
     }
+    if (reap.failed)
+        return reap.failed;
     *ret_reaped = reap.count;
     return 0;
 }

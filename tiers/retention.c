@@ -250,6 +250,7 @@ static int consider_trash(const struct sweep *sweep, const struct tier_entry *en
 static int empty_old_trash(const struct sweep *sweep, uint64_t grace_ms) {
     CLEANUP(tier_entries_deinit) struct tier_entries entries = {0};
     int64_t now_ns = 0;
+    int failed = 0; /* one that cannot be emptied does not keep the others */
     int r = tier_list(sweep->tier, sweep->job, &entries);
     if (r)
         return r < 0 ? tier_problem(sweep->problem, sweep->tier, r, "list", sweep->job) : 0;
@@ -264,10 +265,10 @@ static int empty_old_trash(const struct sweep *sweep, uint64_t grace_ms) {
         }
         uint64_t grace_ns = min_u64(grace_ms, INT64_MAX / NANOSECONDS_PER_MS) * NANOSECONDS_PER_MS;
         r = consider_trash(sweep, &entries.items[i], version, now_ns, grace_ns);
-        if (r)
-            return r;
+        if (r && !failed)
+            failed = r;
     }
-    return 0;
+    return failed;
 }
 
 /* A dead run of which no version is left: its directory only costs every scan a little more. What
@@ -321,18 +322,19 @@ int retention_sweep(struct tier *tier, const char *job, const struct retention_p
     if (r)
         return tier_problem(problem, tier, r, "sweep", sweep.job);
     struct retention_swept swept = {.damage = catalog.damage};
+    int failed = 0;
     for (size_t i = 0; i < count; i++) {
         char trash[TIER_PATH_MAX];
         r = trash_version(&sweep, victims[i], trash);
-        if (r < 0)
-            return r;
+        if (r < 0 && !failed)
+            failed = r;
         swept.removed += r == 0;
     }
     r = empty_old_trash(&sweep, policy->trash_grace_ms);
     if (r == 0)
         r = prune_generations(&sweep, &catalog, current);
-    if (r)
-        return r;
+    if (failed || r)
+        return failed ? failed : r;
     *ret_swept = swept;
     return 0;
 }
