@@ -241,15 +241,12 @@ typedef struct {
     CUmemAccess_flags flags;
 } CUmemAccessDesc;
 
-/* 12.0 knows no maxSize and usage yet: they were reserved, and are zero by default. */
 typedef struct {
     CUmemAllocationType allocType;
     CUmemAllocationHandleType handleTypes;
     CUmemLocation location;
     void *win32SecurityAttributes;
-    size_t maxSize;
-    unsigned short usage;
-    unsigned char reserved[54];
+    unsigned char reserved[64]; /* newer versions name parts of it, whose default is zero */
 } CUmemPoolProps;
 
 typedef struct {

@@ -20,6 +20,27 @@ static bool setting_is(const char *name, const char *value) {
     return text && strcmp(text, value) == 0;
 }
 
+/* A setting that is misspelt would let a test pass for nothing. */
+static bool settings_are_known(void) {
+    static const char prefix[] = "CUDA_STANDIN_";
+    static const char *const known[] = {
+        "DIR",          "INIT",        "DEVICES", "MIG",         "MEMORY_MIB", "DELAY_US", "BANDWIDTH_MIB_S",
+        "COMPUTE_MODE", "CONTEXT_MIB", "REOPEN",  "REGISTER_MS", "FAULTS",     "LEAKS",    "TRACE"};
+    for (char **variable = environ; *variable; variable++) {
+        if (strncmp(*variable, prefix, sizeof(prefix) - 1))
+            continue;
+        const char *name = *variable + sizeof(prefix) - 1;
+        size_t i = 0, length = strcspn(name, "=");
+        while (i < ARRAY_SIZE(known) && (strlen(known[i]) != length || strncmp(known[i], name, length)))
+            i++;
+        if (i == ARRAY_SIZE(known)) {
+            fprintf(stderr, "cuda-standin: there is no setting %s\n", *variable);
+            return false;
+        }
+    }
+    return true;
+}
+
 static void settings_read(struct settings *settings) {
     settings->directory = getenv("CUDA_STANDIN_DIR");
     settings->init_error = setting("CUDA_STANDIN_INIT", CUDA_SUCCESS);
@@ -52,6 +73,8 @@ CUresult cuInit(unsigned int flags) {
     if (standin.initialized)
         return CUDA_SUCCESS;
 
+    if (!settings_are_known())
+        return CUDA_ERROR_SYSTEM_NOT_READY;
     settings_read(&standin.settings);
     if (standin.settings.init_error)
         return standin.settings.init_error;

@@ -18,6 +18,16 @@ static void plain_life(void **state) {
 static void init_gives_stub(void) { GIVES(CUDA_ERROR_STUB_LIBRARY, cu.cuInit(0)); }
 static void init_gives_no_device(void) { GIVES(CUDA_ERROR_NO_DEVICE, cu.cuInit(0)); }
 
+static void init_gives_not_ready(void) { GIVES(CUDA_ERROR_SYSTEM_NOT_READY, cu.cuInit(0)); }
+
+static void settings(void **state) {
+    setting("DEVICE", "2"); /* DEVICES */
+    assert_int_equal(scene(init_gives_not_ready), 0);
+    unsetenv("CUDA_STANDIN_DEVICE");
+    unsetenv("CUDA_STANDIN_DIR");
+    assert_int_equal(scene(init_gives_not_ready), 0);
+}
+
 static void calls_before_init(void) {
     int n;
     CUcontext context;
@@ -309,10 +319,19 @@ static void names(void **state) { assert_int_equal(scene(by_name), 0); }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(plain_life),           TEST(states),        TEST(contexts_of_threads),
-        TEST(primary_contexts),     TEST(compute_modes), TEST(no_room),
-        TEST(devices_seen),         TEST(forked),        TEST(faults),
-        TEST(faults_that_are_none), TEST(sticky),        TEST(names),
+        TEST(plain_life),
+        TEST(states),
+        TEST(settings),
+        TEST(contexts_of_threads),
+        TEST(primary_contexts),
+        TEST(compute_modes),
+        TEST(no_room),
+        TEST(devices_seen),
+        TEST(forked),
+        TEST(faults),
+        TEST(faults_that_are_none),
+        TEST(sticky),
+        TEST(names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
