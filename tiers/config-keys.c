@@ -17,7 +17,7 @@
 #define CONFIG_PERCENT_MAX 90
 #define CONFIG_YEAR_S (365 * 24 * 3600)
 
-const char *const config_section_names[CONFIG_SECTION_COUNT] = {"daemon", "pool", "tier", "deadlines"};
+const char *const config_section_names[CONFIG_SECTION_COUNT] = {"daemon", "pool", "device", "tier", "deadlines"};
 
 #define IN_CONFIG(member) offsetof(struct config, member), sizeof(((struct config *)NULL)->member)
 #define IN_TIER(member) offsetof(struct config_tier, member), sizeof(((struct config_tier *)NULL)->member)
@@ -48,6 +48,18 @@ const struct config_key config_keys[] = {
      "The unit of digest, transfer and repair: a multiple of 256K, 256K to 64M."},
     {CONFIG_POOL, "prefault", CONFIG_SWITCH, IN_CONFIG(prefault), 0, 0, "yes", NULL,
      "Touch the pool's memory in the background, before the first save needs it."},
+
+    {CONFIG_DEVICE, "use", CONFIG_SWITCH, IN_CONFIG(device_use), 0, 0, "yes", NULL,
+     "Open the jobs' GPU memory and copy out of it. With no, the jobs' library copies it to the host itself."},
+    {CONFIG_DEVICE, "arena", CONFIG_CHUNK, IN_CONFIG(arena_size), 0, INT64_MAX, "0", NULL,
+     "GPU memory, on each GPU in use, in which captured images wait to be brought to the host: a multiple of 256K; 0: "
+     "none."},
+    {CONFIG_DEVICE, "piece", CONFIG_CHUNK, IN_CONFIG(device_piece), (int64_t)KIB(256), (int64_t)MIB(64), "16M", NULL,
+     "How much is copied from a GPU at once: a multiple of 256K, 256K to 64M. At most two pieces are in flight."},
+    {CONFIG_DEVICE, "rate_mib_s", CONFIG_NUMBER, IN_CONFIG(device_rate_mib_s), 0, 1 << 20, "0", NULL,
+     "The most MiB per second that are copied from each GPU; 0: no limit."},
+    {CONFIG_DEVICE, "pin", CONFIG_SWITCH, IN_CONFIG(device_pin), 0, 0, "yes", NULL,
+     "Register the pool's memory with the GPU driver, so that copies run at full speed."},
 
     {CONFIG_TIER, "role", CONFIG_ROLE, IN_TIER(level), 0, 0, NULL, "local",
      "local: survives the daemon and a reboot; parallel: survives the loss of the job's nodes. At most one tier each. "
@@ -93,6 +105,8 @@ const struct config_key config_keys[] = {
      "A tier operation that takes longer is stuck: it is abandoned and its worker replaced."},
     {CONFIG_DEADLINES, "capture_s", CONFIG_SECONDS, IN_CONFIG(capture_ms), 1, CONFIG_YEAR_S, "60", NULL,
      "A save that its client is to push is given up when nothing came for so long."},
+    {CONFIG_DEADLINES, "device_s", CONFIG_SECONDS, IN_CONFIG(device_ms), 1, CONFIG_YEAR_S, "30", NULL,
+     "A GPU that does not answer for so long is stuck: it is left alone until it answers again."},
 };
 
 const size_t config_key_count = ARRAY_SIZE(config_keys);
@@ -359,6 +373,7 @@ void config_default(struct config *ret_config) {
                                                                       : 1};
     set_fallbacks(CONFIG_DAEMON, ret_config);
     set_fallbacks(CONFIG_POOL, ret_config);
+    set_fallbacks(CONFIG_DEVICE, ret_config);
     set_fallbacks(CONFIG_DEADLINES, ret_config);
 }
 

@@ -12,6 +12,7 @@
 enum config_section {
     CONFIG_DAEMON,
     CONFIG_POOL,
+    CONFIG_DEVICE,
     CONFIG_TIER,
     CONFIG_DEADLINES,
     CONFIG_SECTION_COUNT,

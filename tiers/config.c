@@ -102,8 +102,8 @@ static void begin_section(struct parser *parser, const char *text, size_t length
         parser->section = (enum config_section)i;
         return;
     }
-    refuse(parser, parser->line, "no such section as [%s]; there are [daemon], [pool], [tier NAME] and [deadlines]",
-           name);
+    refuse(parser, parser->line,
+           "no such section as [%s]; there are [daemon], [pool], [device], [tier NAME] and [deadlines]", name);
 }
 
 /* What inih would read otherwise than a person does. */

@@ -8,9 +8,10 @@
  *
  *   [daemon]        loop, log_level, log_file, capture_threads, codec_threads, nice, stop_grace_s, idle_exit_s
  *   [pool]          size (bytes with K/M/G, or a percentage of what is available), chunk_size, prefault
+ *   [device]        use, arena, piece, rate_mib_s, pin
  *   [tier NAME]     role = local | parallel, path, codec, depth, workers, rate_mib_s, keep, keep_every, trash_grace_s,
  *                   backlog, buffered, allow_network, file_mode, directory_mode, fault, delay_ms
- *   [deadlines]     settle_s, takeover_s, tier_s
+ *   [deadlines]     settle_s, takeover_s, tier_s, device_s
  *
  * Search order: --config FILE; CKPTD_CONFIG; $XDG_CONFIG_HOME/ckptd/ckptd.conf (else
  * ~/.config/ckptd/ckptd.conf); /etc/ckptd/ckptd.conf. With none of them, or with no [tier ...] in the
@@ -60,8 +61,14 @@ struct config {
     uint32_t pool_percent;                      /* of min(MemAvailable, cgroup limit - usage); default 25 */
     uint32_t chunk_size;                        /* default 4 MiB; a multiple of 256 KiB, 256 KiB .. 64 MiB */
     bool prefault;                              /* default true */
+    bool device_use;                            /* default true: device memory is opened, where it can be */
+    uint64_t arena_size;                        /* per device; default 0: no device tier */
+    uint32_t device_piece;                      /* bytes of one copy; default 16 MiB */
+    uint64_t device_rate_mib_s;                 /* per device; 0: no limit */
+    bool device_pin;                            /* default true */
     uint64_t settle_ms, takeover_ms, tier_ms;   /* 30 s, 60 s, 60 s: a tier operation longer than tier_ms is stuck */
     uint64_t capture_ms;                        /* 60 s: the longest silence of a client that pushes */
+    uint64_t device_ms;                         /* 30 s: so is a device that does not answer for longer */
     struct config_tier tiers[CONFIG_TIERS_MAX]; /* shallow first: by level */
     size_t tier_count;
 };

@@ -43,6 +43,12 @@ static void test_defaults(void **state) {
     assert_int_equal(config.takeover_ms, 60000);
     assert_int_equal(config.tier_ms, 60000);
     assert_int_equal(config.capture_ms, 60000);
+    assert_int_equal(config.device_ms, 30000);
+    assert_true(config.device_use);
+    assert_int_equal(config.arena_size, 0);
+    assert_int_equal(config.device_piece, MIB(16));
+    assert_int_equal(config.device_rate_mib_s, 0);
+    assert_true(config.device_pin);
     assert_int_equal(config.tier_count, 1);
     const struct config_tier *tier = &config.tiers[0];
     assert_string_equal(tier->name, "local");
@@ -83,8 +89,9 @@ static void test_all_keys(void **state) {
                "keep = 9\nkeep_every = 1000\ntrash_grace_s = 1.5\nbacklog = 4\nbuffered = yes\nallow_network = yes\n"
                "file_mode = 0640\ndirectory_mode = 750\nfault = write:3:eio\ndelay_ms = 12\n"
                "[pool]\nsize = 16G\nchunk_size = 256K\nprefault = no\n"
+               "[device]\nuse = no\narena = 2G\npiece = 32M\nrate_mib_s = 5\npin = no\n"
                "[tier near]\npath = /nvme/.ckptd\nrole = local\n"
-               "[deadlines]\nsettle_s = 1\ntakeover_s = 2\ntier_s = 3\ncapture_s = 4",
+               "[deadlines]\nsettle_s = 1\ntakeover_s = 2\ntier_s = 3\ncapture_s = 4\ndevice_s = 5",
                &config);
     assert_string_equal(config.file, "f");
     assert_string_equal(config.loop, "posix");
@@ -102,6 +109,12 @@ static void test_all_keys(void **state) {
     assert_int_equal(config.takeover_ms, 2000);
     assert_int_equal(config.tier_ms, 3000);
     assert_int_equal(config.capture_ms, 4000);
+    assert_int_equal(config.device_ms, 5000);
+    assert_false(config.device_use);
+    assert_int_equal(config.arena_size, GIB(2));
+    assert_int_equal(config.device_piece, MIB(32));
+    assert_int_equal(config.device_rate_mib_s, 5);
+    assert_false(config.device_pin);
     assert_int_equal(config.tier_count, 2);
     assert_string_equal(config.tiers[0].name, "near");
     assert_string_equal(config.tiers[0].path, "/nvme/.ckptd");
@@ -132,7 +145,8 @@ static void test_all_keys(void **state) {
 static const struct {
     const char *text, *sentence;
 } mistakes[] = {
-    {"[deamon]\n", "f:1: no such section as [deamon]; there are [daemon], [pool], [tier NAME] and [deadlines]"},
+    {"[deamon]\n",
+     "f:1: no such section as [deamon]; there are [daemon], [pool], [device], [tier NAME] and [deadlines]"},
     {"\n\n[daemon\n", "f:3: a section is [name] and nothing after it"},
     {"[daemon] # x\n", "f:1: a section is [name] and nothing after it"},
     {"[daemon] ]\n", "f:1: a section is [name] and nothing after it"},
