@@ -28,7 +28,7 @@ static uint32_t leaves_of(uint32_t length) { return (length + DIGEST_LEAF_SIZE -
 static uint32_t leaves_per_chunk(const struct part *part) { return leaves_of(part->chunk_size); }
 
 int capture_init(struct capture *capture, struct part *part, void (*done)(struct part *part)) {
-    size_t chunks = min_u64(part->chunk_count, CAPTURE_CHUNKS * CAPTURE_WORKERS_MAX);
+    size_t chunks = min_u64(part->chunk_count, CAPTURE_JOB_MAX);
     size_t leaves = chunks * leaves_per_chunk(part);
     capture->done = done;
     capture->digests = calloc(leaves, sizeof *capture->digests);
@@ -49,6 +49,12 @@ static uint64_t chunk_offset(const struct part *part, uint32_t index) { return (
 /* Fills one leaf from wherever its bytes come and digests it while it is in cache. */
 static int copy_leaf(struct part *part, uint64_t offset, size_t length, const uint8_t *pushed, uint8_t *scratch,
                      uint8_t *destination, struct digest *ret_digest, struct problem *problem) {
+    if (part->capture.landed) { /* only what lies in host memory is missing, and of a secured part nothing */
+        int r = part->secured ? 0 : source_fill(&part->source, offset, length, destination, problem);
+        if (!r)
+            digest_leaf(destination, length, ret_digest);
+        return r;
+    }
     const uint8_t *bytes = pushed ? pushed : source_look(&part->source, offset, length);
     if (bytes) {
         digest_copy_leaf(destination, bytes, length, ret_digest);
@@ -65,6 +71,8 @@ static int copy_leaf(struct part *part, uint64_t offset, size_t length, const ui
  * that was registered. */
 static int advance(struct part *part, uint64_t to, struct problem *problem) {
     struct capture *capture = &part->capture;
+    if (part->secured)
+        return 0;
     if (to == part->source.image_size && part->check && !capture->checking)
         return 0; /* after the second reading */
     if (to == part->source.image_size && !source_valid(&part->source))
@@ -142,7 +150,7 @@ static void capture_run(struct loop_op *op) {
     struct capture_worker *worker = CONTAINER_OF(op, struct capture_worker, op);
     struct part *part = worker->part;
     struct capture *capture = &part->capture;
-    if (!capture->header_made && !part->push) { /* then there is one worker */
+    if (!capture->header_made && !part->push && !part->secured) { /* then there is one worker */
         image_header(&part->source.set->layout, part->source.state_length, part->source.header);
         capture->header_made = true;
     }
@@ -249,7 +257,7 @@ static void put_to_work(struct part *part, uint32_t count, loop_fn run) {
 void capture_start(struct part *part, uint32_t first, uint32_t count, uint32_t workers) {
     struct capture *capture = &part->capture;
     uint32_t last_length = part->chunks[first + count - 1].length;
-    assert(count && count <= CAPTURE_CHUNKS * CAPTURE_WORKERS_MAX && !capture_busy(capture));
+    assert(count && count <= CAPTURE_JOB_MAX && !capture_busy(capture));
     capture->first = first;
     capture->count = count;
     capture->leaf_count = (count - 1) * leaves_per_chunk(part) + leaves_of(last_length);

@@ -15,6 +15,7 @@
 
 #define CAPTURE_CHUNKS 4 /* of a job, per worker: a few ms, so that captures take turns */
 #define CAPTURE_WORKERS_MAX 4
+#define CAPTURE_JOB_MAX (CAPTURE_CHUNKS * CAPTURE_WORKERS_MAX)
 
 struct part;
 
@@ -34,6 +35,7 @@ struct capture {
     int result;             /* of the job: as a worker's */
     struct problem problem; /* if it failed */
     bool header_made, checking;
+    bool landed; /* what lies in device memory is in the chunks already */
     void (*done)(struct part *part);
 
     /* The job's leaves, between its workers. */

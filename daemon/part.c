@@ -107,6 +107,16 @@ static void release_source(struct part *part) {
     }
 }
 
+static void forget_transfers(struct part *part) {
+    for (uint32_t i = 0; i < TRANSFERS_MAX; i++)
+        if (part->transfers[i])
+            transfer_forget(STEAL(part->transfers[i]));
+    if (part->arena) {
+        arena_give(part->arena->arena, &part->place);
+        device_unuse(STEAL(part->arena));
+    }
+}
+
 /* Nothing will drain it any more: names and layout may go too. */
 static void release_set(struct part *part) {
     if (part->state == PART_CAPTURING || part->active_drains || capture_busy(&part->capture))
@@ -137,8 +147,9 @@ static void capture_over(struct part *part, int result) {
     pool_unwait(server->pool, &part->waiter);
     stall_over(part);
     part_trace(part, TRACE_CAPTURE, NULL, part->begun_ns, result != 0);
-    if (result)
+    if (result && !part->secured)
         (void)word_advance(part->word->page, part->counter, part->capture.watermark, WORD_FAILED);
+    forget_transfers(part);
     release_source(part);
     part->session = NULL;
     loop_cancel(server->loop, &part->look);
@@ -146,7 +157,8 @@ static void capture_over(struct part *part, int result) {
         part->state = PART_CAPTURED;
         image_digest(part);
         server->counters.bytes_captured += part->source.image_size;
-        version_captured(part->version);
+        if (!part->secured)
+            version_captured(part->version);
         if (!part->active_drains) /* none was wanted, or all were over before */
             part_drain_over(part, LANES_MAX);
     } else {
@@ -205,6 +217,12 @@ static void capture_done(struct part *part) {
     if (!capture->checking)
         part->captured += capture->count;
     set_stalled(part, false);
+    if (capture->landed) {
+        capture->landed = false;
+        transfer_forget(part->transfers[0]);
+        memmove(&part->transfers[0], &part->transfers[1], (TRANSFERS_MAX - 1) * sizeof part->transfers[0]);
+        part->transfers[TRANSFERS_MAX - 1] = NULL;
+    }
     bool to_be_checked = part->check && !capture->checking;
     if (part->captured == part->chunk_count && !to_be_checked) {
         capture_over(part, 0);
@@ -226,6 +244,8 @@ static void capture_condemn(struct part *part, int code, const char *why) {
 }
 
 bool part_revoked(struct part *part) {
+    if (part->secured)
+        return false;
     if (part->state != PART_CAPTURING || capture_busy(&part->capture))
         return part->state != PART_CAPTURING;
     uint64_t word = word_load(part->word->page);
@@ -236,19 +256,23 @@ bool part_revoked(struct part *part) {
     return true;
 }
 
-/* For the next push, or for the fence of check mode. */
+/* For its start, for the next push, or for the fence of check mode. */
 static bool waits_for_client(const struct part *part) {
-    return !capture_busy(&part->capture) && ((part->push && !part->push_area) || part->captured == part->chunk_count);
+    return !capture_busy(&part->capture) &&
+           (part->held || (part->push && !part->push_area) || part->captured == part->chunk_count);
 }
 
 /* The client has been silent for too long: the room that its save was promised is for others. */
 static bool give_up(struct part *part, uint64_t now) {
-    uint64_t patience_ms = part->server->config->capture_ms * (part->check ? CHECK_PATIENCE : 1);
+    uint64_t patience_ms = part->server->config->capture_ms * (part->check || part->held ? CHECK_PATIENCE : 1);
     if (!waits_for_client(part) || now - part->progress_ns < patience_ms * NANOSECONDS_PER_MS)
         return false;
     struct problem problem = PROBLEM_NONE;
     problem_set(&problem, -ETIMEDOUT, "process %d did not %s for %llu s", part->source.peer->pid,
-                part->check ? "come to its fence" : "push it", (unsigned long long)patience_ms / 1000);
+                part->held    ? "start it"
+                : part->check ? "come to its fence"
+                              : "push it",
+                (unsigned long long)patience_ms / 1000);
     capture_condemn(part, -ETIMEDOUT, problem.text);
     return true;
 }
@@ -292,16 +316,130 @@ static void look_start(struct part *part) {
 
 static void room_came(struct pool_waiter *waiter) { part_capture_next(CONTAINER_OF(waiter, struct part, waiter)); }
 
+/* A place for the whole image, if the set lies on one device and that has an arena with room. */
+static void seek_place(struct part *part) {
+    struct device *device = part->source.set->devices[0];
+    if (part->source.set->device_count != 1 || part->check ||
+        !arena_take(device->arena, part->source.image_size, &part->place))
+        return;
+    part->arena = device;
+    part->arena_generation = device->facts.generation;
+    device_use(device);
+}
+
 void part_begin(struct part *part) {
     if (part->state != PART_CAPTURING)
         return;
     part->begun_ns = part->progress_ns = loop_now(part->server->loop);
     look_start(part);
+    if (part->source.set->device_count && !part->push)
+        seek_place(part);
     part_capture_next(part);
+}
+
+/* Gives the next chunks their buffers, as many as there are and at most `most`. */
+static uint32_t take_buffers(struct part *part, uint32_t first, uint32_t most) {
+    uint32_t count = 0;
+    while (count < most && first + count < part->chunk_count) {
+        struct chunk *chunk = &part->chunks[first + count];
+        /* Also the last chunk gets a whole one's place, as was reserved: odd pieces would leave gaps in
+         * the pool that together have the room for a chunk, and yet none fits. */
+        uint32_t size = part->chunk_count > 1 ? part->chunk_size : chunk->length;
+        if (!chunk->buffer && pool_alloc(part->server->pool, size, &chunk->buffer) != 0)
+            break;
+        count++;
+    }
+    return count;
+}
+
+static bool transfer_begin(struct part *part, uint32_t slot, bool store, uint32_t count) {
+    const struct transfer_options options = {
+        .part = part,
+        .source = &part->source,
+        .word = part->word,
+        .store = store,
+        .first = store ? 0 : part->transferring,
+        .count = count,
+        .device = part->arena,
+        .place = part->place,
+        .generation = part->arena_generation,
+    };
+    int r = transfer_new(&options, &part->transfers[slot]);
+    if (r < 0)
+        capture_condemn(part, r, "out of memory for a copy out of device memory");
+    return r == 0;
+}
+
+/* Keeps transfers going, and the worker busy with what has landed. */
+static void transfers_next(struct part *part) {
+    if (part->arena && !part->secured) {
+        if (!part->transfers[0])
+            (void)transfer_begin(part, 0, true, 0);
+        return;
+    }
+    uint32_t piece = (uint32_t)min_u64(part->server->config->device_piece / part->chunk_size, CAPTURE_JOB_MAX);
+    for (uint32_t slot = 0; slot < TRANSFERS_MAX && part->transferring < part->chunk_count; slot++) {
+        if (part->transfers[slot])
+            continue;
+        uint32_t count = take_buffers(part, part->transferring, piece ? piece : 1);
+        if (!count) {
+            if (!part->stalled_ns)
+                part->stalled_ns = loop_now(part->server->loop);
+            pool_wait(part->server->pool, &part->waiter);
+            break;
+        }
+        stall_over(part);
+        if (!transfer_begin(part, slot, false, count))
+            return;
+        part->transferring += count;
+    }
+    struct transfer *oldest = part->transfers[0];
+    if (!oldest || !transfer_landed(oldest) || capture_busy(&part->capture))
+        return;
+    part->capture.landed = true;
+    capture_start(part, transfer_first(oldest), transfer_count(oldest), capture_workers(part));
+}
+
+/* Everything is in the arena: the client may write again, and what was its is let go. */
+static void secure(struct part *part) {
+    struct session *session = part->session;
+    if (!source_valid(&part->source)) {
+        capture_condemn(part, -ESRCH, "the client ended before its save was captured");
+        return;
+    }
+    if (!word_advance(part->word->page, part->counter, 0, part->source.image_size)) {
+        capture_over(part, -ECANCELED);
+        return;
+    }
+    part->capture.watermark = part->source.image_size;
+    part->secured = true;
+    transfer_forget(STEAL(part->transfers[0]));
+    struct word_map *word = word_map_ref(part->word); /* its client may still want quiet */
+    release_source(part);
+    part->word = word;
+    part->session = NULL;
+    version_captured(part->version);
+    if (session)
+        session_captured(session, part);
+    transfers_next(part);
+}
+
+void part_transferred(struct part *part, struct transfer *transfer, int result, const struct problem *problem) {
+    if (result < 0)
+        capture_condemn(part, result, problem->text);
+    else if (part->arena && !part->secured)
+        secure(part);
+    else if (transfer == part->transfers[0])
+        transfers_next(part);
 }
 
 void part_capture_next(struct part *part) {
     struct capture *capture = &part->capture;
+    if (part->state == PART_CAPTURING && part->source.set->device_count && !part->push && !part->held &&
+        part->captured < part->chunk_count) {
+        transfers_next(part);
+        return;
+    }
     if (part->state != PART_CAPTURING || part->held || capture_busy(capture) || (part->push && !part->push_area))
         return;
     if (part->captured == part->chunk_count) {
@@ -311,17 +449,8 @@ void part_capture_next(struct part *part) {
         capture_check(part);
         return;
     }
-    uint32_t workers = capture_workers(part), count = 0;
-    uint32_t most = part->push ? 1 : CAPTURE_CHUNKS * workers;
-    while (count < most && part->captured + count < part->chunk_count) {
-        struct chunk *chunk = &part->chunks[part->captured + count];
-        /* Also the last chunk gets a whole one's place, as was reserved: odd pieces would leave gaps in
-         * the pool that together have the room for a chunk, and yet none fits. */
-        uint32_t size = part->chunk_count > 1 ? part->chunk_size : chunk->length;
-        if (!chunk->buffer && pool_alloc(part->server->pool, size, &chunk->buffer) != 0)
-            break;
-        count++;
-    }
+    uint32_t workers = capture_workers(part);
+    uint32_t count = take_buffers(part, part->captured, part->push ? 1 : CAPTURE_CHUNKS * workers);
     if (!count) {
         if (!part->stalled_ns)
             part->stalled_ns = loop_now(part->server->loop);
@@ -364,6 +493,9 @@ void part_session_gone(struct part *part) {
         part_capture_next(part);
     if (part->held)
         capture_condemn(part, -ESRCH, "the client ended before it had started its save");
+    if (part->state == PART_CAPTURING && part->source.set->device_count && !part->secured &&
+        !peer_alive(part->source.peer))
+        capture_condemn(part, -ESRCH, "the client ended before its device memory was captured");
     if (part->push)
         capture_condemn(part, -ESRCH, "the client ended before it had pushed its save");
 }
@@ -522,17 +654,13 @@ void part_chunk_written(struct part *part, uint32_t index) {
 /* The lanes of a windowed part follow each other: each reads it from one before. */
 static void windowed_goes_on(struct part *part, uint32_t lane) {
     struct version *version = part->version;
-    if (lane == LANES_MAX) /* there was none */
-        return;
-    static const struct problem unknown = {.code = -EIO, .text = "the tier before it failed"};
-    const struct problem *why = version->lanes[lane].problem ? version->lanes[lane].problem : &unknown;
     for (uint32_t i = lane + 1; i < version->job->lane_count; i++) {
         if (!(part->wanted_lanes & 1u << i) || part->committed_lanes & 1u << i || part->drains[i])
             continue;
         if (part->durable && drain_new(part, i) == 0)
             return;
         if (!part->durable && part->state == PART_CAPTURED) /* its bytes are nowhere any more */
-            version_failed(version, i, why);
+            version_failed(version, i, &version->lanes[lane].problem);
     }
 }
 

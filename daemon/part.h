@@ -9,14 +9,18 @@
  *   CAPTURING --(last word advance)--> CAPTURED --(first durable commit)--> cached
  *       \--(revoked, source gone)--> FAILED
  *
+ * Shards in device memory come by transfers, at most TRANSFERS_MAX at a time and in order, into the
+ * chunks' buffers; the capture workers then add what lies in host memory, and digest. With a place in
+ * the device's arena, a transfer stores the whole image there first: then the part is `secured`, the
+ * client's word complete, and what follows is between the arena and the host.
+ *
  * The part holds its pool reservation until it is durable in one lane, or failed in all. An image
  * larger than the pool is `windowed`: a chunk's memory goes as soon as its first lane has written it.
  */
 
 #include "daemon/capture.h"
 #include "daemon/job.h"
-#include "daemon/source.h"
-#include "proto/word.h"
+#include "daemon/transfer.h"
 
 enum part_state { PART_CAPTURING, PART_CAPTURED, PART_FAILED };
 
@@ -55,6 +59,12 @@ struct part {
     uint32_t captured; /* contiguous chunks */
     uint64_t reserved; /* of the pool; 0 once released */
     bool windowed, urgent, push;
+    struct transfer *transfers[TRANSFERS_MAX]; /* in order; NULL after the last */
+    uint32_t transferring;                     /* chunks that transfers have or had */
+    struct device *arena;                      /* where the place is; NULL: none */
+    struct arena_place place;
+    uint32_t arena_generation;
+    bool secured;       /* the whole image is in the arena: captured, to the client */
     bool held;          /* until the client's START: what it queued before the save still runs */
     bool check, fenced; /* check mode: the last advance waits for the fence, then for a second reading */
     struct capture capture;
@@ -122,6 +132,13 @@ void part_session_gone(struct part *part);
 
 /* Notes what happened to it, in this tier of its job's or (NULL) in none. */
 void part_trace(const struct part *part, enum trace_kind kind, const struct lane *lane, uint64_t begin_ns, bool failed);
+
+/* From its transfers: one is over. */
+void part_transferred(struct part *part, struct transfer *transfer, int result, const struct problem *problem);
+/* Captured, as the client sees it: the last advance of its word was made. */
+static inline bool part_is_captured(const struct part *part) {
+    return part->state == PART_CAPTURED || (part->state == PART_CAPTURING && part->secured);
+}
 
 /* From drains. */
 void part_committed(struct part *part, uint32_t lane);

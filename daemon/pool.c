@@ -364,6 +364,8 @@ uint64_t pool_segment_size(struct pool *pool, uint32_t segment) {
     return pool->segments[segment]->size;
 }
 
+void *pool_segment_data(const struct pool *pool, uint32_t segment) { return pool->segments[segment]->data; }
+
 void pool_wait(struct pool *pool, struct pool_waiter *waiter) {
     if (waiter->queued)
         return;

@@ -73,6 +73,8 @@ void pool_buffer_uncache(struct pool_buffer *buffer);
 uint32_t pool_buffer_segment(const struct pool_buffer *buffer);
 int pool_segment_fd(struct pool *pool, uint32_t segment);
 uint64_t pool_segment_size(struct pool *pool, uint32_t segment);
+/* Of any thread that has been told of the segment: where it is mapped. */
+void *pool_segment_data(const struct pool *pool, uint32_t segment);
 
 void pool_wait(struct pool *pool, struct pool_waiter *waiter);
 void pool_unwait(struct pool *pool, struct pool_waiter *waiter);

@@ -2,6 +2,7 @@
 #include "daemon/server.h"
 
 #include "base/memory.h"
+#include "daemon/device.h"
 #include "daemon/job.h"
 #include "daemon/lane.h"
 #include "daemon/part.h"
@@ -240,6 +241,8 @@ int server_new(struct loop *loop, const struct config *config, struct log *log, 
     if (!r)
         r = loop_group_new(loop, "names", NAMES_WORKERS, NAMES_WORKERS_MAX, &server->names);
     if (!r)
+        r = devices_new(server, &server->devices);
+    if (!r)
         r = open_lanes(server, problem);
     if (r < 0) {
         problem_set(problem, r, "cannot start: %s", strerror(-r));
@@ -272,6 +275,7 @@ void server_free(struct server *server) {
     if (server->names)
         loop_group_free(server->names);
     trace_free(server->trace);
+    devices_free(server->devices);
     pool_free(server->pool);
     free(server);
 }

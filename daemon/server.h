@@ -22,6 +22,7 @@
 #define LANES_MAX 4 /* tiers that one job drains to */
 #define SESSIONS_MAX 4096
 
+struct devices;
 struct job;
 struct lane;
 struct part;
@@ -67,6 +68,7 @@ struct server {
     struct loop_group *verifiers; /* digest what restores take from memory: the program waits, so on all processors */
     struct loop_group *encoders;  /* compress */
     struct loop_group *names;     /* registrations, and opening tiers that come with a job */
+    struct devices *devices;      /* GPUs */
     struct point_hook point_hook; /* of all its tiers */
     server_open_tier open_tier;
     struct lane_list lanes;

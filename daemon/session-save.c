@@ -37,8 +37,11 @@ struct registration {
     struct message_register message;
     void *table;
     struct area *areas[AREAS_MAX]; /* as they are now: the session may end meanwhile */
+    struct device_memory **memories;
+    uint32_t memory_count;
     struct set *set;
-    int result, probe;
+    uint32_t opened; /* of the set's devices */
+    int result, probe, open;
     struct problem problem, probe_problem;
 };
 
@@ -53,6 +56,8 @@ static void register_run(struct loop_op *op) {
         .push = message->flags & REGISTER_PUSH,
         .identity = &identity,
         .areas = registration->areas,
+        .memories = registration->memories,
+        .memory_count = registration->memory_count,
     };
     registration->result =
         set_new(registration->table, message->table_size, &options, &registration->set, &registration->problem);
@@ -64,15 +69,22 @@ static void register_run(struct loop_op *op) {
         peer_probe(session->peer, message->nonce_address, message->nonce, &registration->probe_problem);
 }
 
-static void register_done(struct loop_op *op) {
-    struct registration *registration = CONTAINER_OF(op, struct registration, op);
-    struct session *session = registration->session;
-    struct set *set = registration->set;
+static void let_go(struct registration *registration) {
     if (registration->table)
         munmap(registration->table, registration->message.table_size);
     for (size_t i = 0; i < AREAS_MAX; i++)
         if (registration->areas[i])
             area_unref(registration->areas[i]);
+    for (uint32_t i = 0; i < registration->memory_count; i++)
+        if (registration->memories[i])
+            device_memory_unref(registration->memories[i]);
+    free(registration->memories);
+    free(registration);
+}
+
+static void register_over(struct registration *registration) {
+    struct session *session = registration->session;
+    struct set *set = registration->set;
     if (session->ended) {
         if (set)
             set_unref(set);
@@ -87,6 +99,12 @@ static void register_done(struct loop_op *op) {
             session->push_reason = registration->probe_problem;
             log_warning(session->server->log, "private memory cannot be read, the client must push: %s job=%s rank=%u",
                         why, session->job->name, session->rank);
+        } else if (registration->open < 0) {
+            registered.flags = REGISTERED_DEVICE_REFUSED;
+            why = registration->probe_problem.text;
+            session_device_refused(session, &registration->probe_problem);
+        }
+        if (registered.flags) {
             set_unref(set);
         } else {
             session_drop_set(session);
@@ -94,11 +112,39 @@ static void register_done(struct loop_op *op) {
         }
         session_reply(session, MESSAGE_REGISTERED, registration->serial, &registered, why, strlen(why), -1);
     }
-    free(registration);
+    let_go(registration);
     session->suspended = false;
     session_receive_next(session);
     session_unhold(session);
 }
+
+static void register_open_next(struct registration *registration);
+
+static void register_opened(struct import_open *open, int result, struct problem *problem) {
+    struct registration *registration = open->context;
+    registration->open = result;
+    if (result < 0)
+        registration->probe_problem = *problem;
+    register_open_next(registration);
+}
+
+/* Opens the set's memories, on one device after the other. */
+static void register_open_next(struct registration *registration) {
+    struct set *set = registration->set;
+    if (registration->session->ended || registration->result < 0 || registration->probe < 0 || registration->open < 0 ||
+        registration->opened == set->device_count) {
+        register_over(registration);
+        return;
+    }
+    registration->result = imports_open(set->devices[registration->opened++], set->memories, set->memory_count, NULL,
+                                        register_opened, registration, &registration->problem);
+    if (registration->result < 0) {
+        set_unref(STEAL(registration->set));
+        register_over(registration);
+    }
+}
+
+static void register_done(struct loop_op *op) { register_open_next(CONTAINER_OF(op, struct registration, op)); }
 
 void session_handle_register(struct session *session, uint32_t serial, const struct message_register *message) {
     struct problem problem = PROBLEM_NONE;
@@ -111,12 +157,15 @@ void session_handle_register(struct session *session, uint32_t serial, const str
     if (!r && message->table_size) /* of a set without shards there is nothing to map */
         r = wire_map(session->incoming.fd, message->table_size, true, &table, &problem);
     struct registration *registration = r ? NULL : calloc(1, sizeof *registration);
-    if (!r && !registration) {
+    struct device_memory **memories = session->memory_room ? calloc(session->memory_room, sizeof *memories) : NULL;
+    if (!r && (!registration || (session->memory_room && !memories))) {
         if (table)
             munmap(table, message->table_size);
+        free(registration);
         r = problem_set(&problem, -ENOMEM, "out of memory");
     }
     if (r < 0) {
+        free(memories);
         session_error(session, serial, session_code(r), &problem);
         return;
     }
@@ -126,6 +175,10 @@ void session_handle_register(struct session *session, uint32_t serial, const str
     registration->table = table;
     for (size_t i = 0; i < AREAS_MAX; i++)
         registration->areas[i] = session->areas[i] ? area_ref(session->areas[i]) : NULL;
+    registration->memories = memories;
+    registration->memory_count = session->memory_room;
+    for (uint32_t i = 0; i < session->memory_room; i++)
+        memories[i] = session->memories[i] ? device_memory_ref(session->memories[i]) : NULL;
     session->suspended = true;
     session_hold(session);
     loop_work(session->server->loop, &registration->op, session->server->names, register_run, register_done);
@@ -136,7 +189,7 @@ void session_handle_register(struct session *session, uint32_t serial, const str
 void session_captured(struct session *session, struct part *part) {
     if (session->part == part)
         session->part = NULL;
-    bool good = part->state == PART_CAPTURED;
+    bool good = part_is_captured(part);
     struct message_captured captured = {
         .step = part->version->id.step,
         .result = good ? CODE_OK : CODE_E_LOST,
@@ -378,12 +431,6 @@ void session_handle_start(struct session *session, const struct message_start *m
     struct session *owner = session->open ? session : session->push_of;
     if (owner && owner->part && owner->part->counter == message->counter)
         part_start(owner->part);
-}
-
-void session_handle_device(struct session *session, const struct wire_message *message) {
-    struct problem problem = PROBLEM_NONE;
-    problem_set(&problem, -ENOTSUP, "this daemon opens no device memory: push");
-    session_error(session, message->serial, CODE_E_VERSION, &problem);
 }
 
 void session_handle_missed(struct session *session, uint32_t serial, const struct message_missed *message) {

@@ -3,8 +3,8 @@
 
 /*
  * What the files of a session share: session.c (life, sending, receiving), session-open.c (open and
- * attach), session-save.c (areas, sets, saves, pushes), session-ask.c (waits and questions) and
- * session-restore.c. Nobody else includes this.
+ * attach), session-save.c (areas, sets, saves, pushes), session-device.c (device memory), session-ask.c (waits and
+ * questions) and session-restore.c. Nobody else includes this.
  */
 
 #include "daemon/session.h"
@@ -57,6 +57,10 @@ struct session {
     uint64_t generation; /* of the run that it joined */
     struct word_map *word;
     struct area *areas[AREAS_MAX];
+    struct device_memory **memories; /* [memory_room] by number; NULL where there is none */
+    uint32_t memory_room;
+    uint32_t chunk_count; /* of all its ranges */
+    struct import_pool *device_pools[DEVICE_POOLS_MAX];
     struct set *set;
     struct part *part; /* being captured */
     struct pending_save save;
@@ -81,6 +85,9 @@ struct session {
 void session_receive_next(struct session *session);
 void session_reply_ok(struct session *session, uint32_t serial);
 void session_drop_set(struct session *session);
+void session_drop_devices(struct session *session);
+/* Why it must push: for status, and in the log. */
+void session_device_refused(struct session *session, const struct problem *problem);
 /* Tries to admit the save that waits. */
 void session_save_try(struct session *session);
 

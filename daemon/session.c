@@ -153,6 +153,7 @@ void session_unhold(struct session *session) {
     if (session->word)
         word_map_unref(session->word);
     server->session_count--;
+    free(session->memories);
     free(session);
     server_settled(server);
 }
@@ -213,6 +214,7 @@ void session_end(struct session *session, const char *why) {
         if (session->areas[i])
             area_unref(STEAL(session->areas[i]));
     session_drop_set(session);
+    session_drop_devices(session);
     if (session->pusher) {
         struct session *pusher = STEAL(session->pusher);
         pusher->push_of = NULL;

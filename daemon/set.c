@@ -53,17 +53,53 @@ void area_unref(struct area *area) {
     free(area);
 }
 
+static bool has_device(const struct set *set, const struct device *device) {
+    for (uint32_t i = 0; i < set->device_count; i++)
+        if (set->devices[i] == device)
+            return true;
+    return false;
+}
+
+static int check_device_place(struct set *set, uint32_t i, const struct shard *shard, const struct set_options *options,
+                              struct problem *problem) {
+    int64_t low, high;
+    shard_span(shard, &low, &high);
+    uint32_t number = shard->area - SHARDS_AREA_DEVICE;
+    struct device_memory *memory = number < options->memory_count ? options->memories[number] : NULL;
+    if (!memory)
+        return problem_set(problem, -EINVAL, "shard %u (%.200s) names device memory %u, which was not given", i,
+                           shard->name, number);
+    uint64_t from = (uint64_t)((int64_t)shard->address + low); /* shards.c has seen that it does not overflow */
+    if (from > memory->size || (uint64_t)(high - low) > memory->size - from ||
+        !device_memory_covers(memory, from, (uint64_t)(high - low)))
+        return problem_set(problem, -EINVAL, "shard %u (%.200s) reaches outside its device memory", i, shard->name);
+    if (!set->memories) {
+        set->memories = calloc(options->memory_count, sizeof *set->memories);
+        if (!set->memories)
+            return problem_set(problem, -ENOMEM, "out of memory");
+        set->memory_count = options->memory_count;
+    }
+    if (!set->memories[number])
+        set->memories[number] = device_memory_ref(memory);
+    if (!has_device(set, memory->device))
+        set->devices[set->device_count++] = memory->device;
+    set->device_shards++;
+    return 0;
+}
+
 /* Every byte that a shard touches lies in its area (or, for private memory, in the lower half of
  * the address space: a wild pointer there fails when it is read). */
-static int check_place(struct set *set, uint32_t i, const struct shard *shard, struct area *const *areas,
+static int check_place(struct set *set, uint32_t i, const struct shard *shard, const struct set_options *options,
                        struct problem *problem) {
     int64_t low, high;
     shard_span(shard, &low, &high);
     if (low == high)
         return 0;
+    if (shards_area_is_device(shard->area))
+        return check_device_place(set, i, shard, options, problem);
     uint64_t limit = (uint64_t)INT64_MAX;
     if (shard->area != SHARDS_AREA_PRIVATE) {
-        struct area *area = shard->area < AREAS_MAX ? areas[shard->area] : NULL;
+        struct area *area = shard->area < AREAS_MAX ? options->areas[shard->area] : NULL;
         if (!area)
             return problem_set(problem, -EINVAL, "shard %u (%.200s) names area %u, which was not given", i, shard->name,
                                shard->area);
@@ -101,7 +137,7 @@ int set_new(const void *table, size_t size, const struct set_options *options, s
     for (uint32_t i = 0; !set->push && i < options->count; i++) {
         struct shard shard;
         shards_get(set->shards, i, &shard);
-        if (shard_bytes(&shard) && (r = check_place(set, i, &shard, options->areas, problem)) < 0)
+        if (shard_bytes(&shard) && (r = check_place(set, i, &shard, options, problem)) < 0)
             return r;
     }
     r = image_layout(set->shards, options->identity, &set->layout, problem);
@@ -115,6 +151,9 @@ static void drop_areas(struct set *set) {
     for (size_t i = 0; i < AREAS_MAX; i++)
         if (set->areas[i])
             area_unref(STEAL(set->areas[i]));
+    for (uint32_t i = 0; i < set->memory_count; i++)
+        if (set->memories[i])
+            device_memory_unref(STEAL(set->memories[i]));
 }
 
 void set_use(struct set *set) {
@@ -139,6 +178,7 @@ void set_unref(struct set *set) {
     drop_areas(set);
     image_layout_deinit(&set->layout);
     shards_free(set->shards);
+    free(set->memories);
     free(set->table);
     free(set);
 }

@@ -8,8 +8,8 @@
  */
 
 #include "base/problem.h"
+#include "daemon/imports.h"
 #include "proto/image.h"
-#include "proto/messages.h"
 
 struct area {
     _Atomic uint32_t refs;
@@ -30,26 +30,32 @@ struct set {
     size_t table_size;
     struct shards *shards;
     struct image_layout layout;
-    struct area *areas[AREAS_MAX]; /* by number; those in use at registration */
-    uint32_t users;                /* a registration and running captures: they need the areas */
+    struct area *areas[AREAS_MAX];   /* by number; those in use at registration */
+    struct device_memory **memories; /* [memory_count] by number; NULL: not used */
+    uint32_t memory_count;
+    struct device *devices[DEVICES_MAX]; /* on which they lie */
+    uint32_t device_count;
+    uint32_t users; /* a registration and running captures: they need the areas and memories */
     bool has_private, push;
     uint64_t nonce_address, nonce; /* in the client's memory, if private shards were probed */
-    uint32_t private_count, shared_count;
+    uint32_t private_count, shared_count, device_shards;
 };
 
 struct set_options {
     uint32_t number, count;
     bool push;
     const struct image_identity *identity;
-    struct area *const *areas; /* [AREAS_MAX]; NULL where there is none */
+    struct area *const *areas;             /* [AREAS_MAX]; NULL where there is none */
+    struct device_memory *const *memories; /* [memory_count]; NULL where there is none */
+    uint32_t memory_count;
 };
 
 /* Takes its own copy of the table, parses, checks that shards lie inside their areas, and lays out.
  * Blocking in proportion to the table: run it on a worker for large ones. */
 int set_new(const void *table, size_t size, const struct set_options *options, struct set **ret_set,
             struct problem *problem) MUST_CHECK;
-/* The areas (the client's memory) are kept mapped only as long as somebody uses the set; it starts
- * with one user. The last unuse lets them go; layout and names stay for the drains. */
+/* The areas and device memories (the client's) are kept only as long as somebody uses the set; it starts
+ * with one user. The last unuse, on the control thread, lets them go; layout and names stay for the drains. */
 void set_use(struct set *set);
 void set_unuse(struct set *set);
 struct set *set_ref(struct set *set);

@@ -21,7 +21,24 @@ struct gather {
 };
 
 static const struct source_memory *memory_of(const struct shard *shard) {
-    return shard->area == SHARDS_AREA_PRIVATE ? &source_private : &source_shared;
+    if (shard->area == SHARDS_AREA_PRIVATE)
+        return &source_private;
+    return shards_area_is_device(shard->area) ? &source_cuda : &source_shared;
+}
+
+/* Where the bytes are looked at right after they were read. */
+static const struct source_memory *packed_memory_of(const struct shard *shard) {
+    const struct source_memory *memory = memory_of(shard);
+    return memory == &source_cuda ? &source_cuda_waiting : memory;
+}
+
+static bool reaches(const struct source *source, const struct shard *shard) {
+    bool on_device = shards_area_is_device(shard->area);
+    if (source->reach == SOURCE_HOST || !on_device)
+        return source->reach == SOURCE_HOST && !on_device;
+    if (source->set->memories[shard->area - SHARDS_AREA_DEVICE]->device != source->device)
+        return false;
+    return source->reach == SOURCE_DEVICE || (source->reach == SOURCE_DEVICE_CONTIGUOUS) == shard->contiguous;
 }
 
 static int gather_flush(struct gather *gather) {
@@ -91,7 +108,7 @@ static void pack(uint8_t *destination, const uint8_t *from, int64_t stride, uint
 /* Packs `count` elements that lie `stride` apart, from `address` on. */
 static int pack_run(const struct source *source, const struct shard *shard, int64_t stride, unsigned element,
                     uint64_t address, uint64_t count, uint8_t *destination, uint8_t *scratch) {
-    const struct source_memory *memory = memory_of(shard);
+    const struct source_memory *memory = packed_memory_of(shard);
     uint64_t step = (uint64_t)(stride < 0 ? -stride : stride);
     while (count) {
         uint64_t fits = step ? 1 + (STRIDED_SCRATCH - element) / step : count;
@@ -121,7 +138,7 @@ static int pack_block(const struct source *source, const struct shard *shard, co
     unsigned inner = strided->dims - 1;
     struct source_span one = {
         .destination = scratch, .address = address + (uint64_t)low, .length = (size_t)(high - low)};
-    int r = source_private.read(source, shard->area, &one, 1);
+    int r = packed_memory_of(shard)->read(source, shard->area, &one, 1);
     if (r < 0)
         return r;
     for (uint64_t row = 0; row < rows; row++)
@@ -144,7 +161,7 @@ static void block_span(const struct strided *strided, uint64_t rows, int64_t *re
 static uint64_t block_rows(const struct strided *strided, const struct shard *shard, const uint64_t *index,
                            uint64_t left) {
     unsigned inner = strided->dims - 1;
-    if (strided->dims < 2 || index[inner] || memory_of(shard) != &source_private)
+    if (strided->dims < 2 || index[inner] || memory_of(shard) == &source_shared)
         return 0;
     uint64_t rows = min_u64(strided->extent[inner - 1] - index[inner - 1], left / strided->extent[inner]);
     while (rows > 1) {
@@ -228,7 +245,8 @@ int source_fill(const struct source *source, uint64_t offset, size_t length, uin
     assert(end <= source->image_size);
     if (offset < layout->data_start) {
         size_t now = (size_t)min_u64(length, layout->data_start - offset);
-        memcpy(destination, source->header + offset, now);
+        if (source->reach == SOURCE_HOST)
+            memcpy(destination, source->header + offset, now);
         offset += now;
         destination += now;
     }
@@ -238,16 +256,19 @@ int source_fill(const struct source *source, uint64_t offset, size_t length, uin
         uint64_t start = layout->shard_offset[layout->order[at]];
         assert(offset >= start);
         size_t now = (size_t)min_u64(end - offset, start + shard_bytes(&shard) - offset);
-        r = fill_shard(&gather, &shard, offset - start, now, destination);
+        if (reaches(source, &shard))
+            r = fill_shard(&gather, &shard, offset - start, now, destination);
         offset += now;
         destination += now;
     }
     if (r >= 0)
         r = gather_flush(&gather);
+    if (r < 0 && source->cuda_problem && source->cuda_problem->code)
+        return r;
     if (r < 0)
         return problem_set(problem, r, "cannot read the memory of %.200s (or of a neighbour in its chunk): %s",
                            shard.name, strerror(-r));
-    if (offset < end)
+    if (offset < end && source->reach == SOURCE_HOST)
         memcpy(destination, source->state_area->data + source->state_offset + (offset - layout->state_offset),
                end - offset);
     return 0;
@@ -263,12 +284,30 @@ const uint8_t *source_look(const struct source *source, uint64_t offset, size_t 
     struct shard shard;
     shards_get(source->set->shards, layout->order[at], &shard);
     uint64_t start = layout->shard_offset[layout->order[at]];
-    if (!shard.contiguous || offset + length > start + shard_bytes(&shard))
+    if (shards_area_is_device(shard.area) || !shard.contiguous || offset + length > start + shard_bytes(&shard))
         return NULL;
     return memory_of(&shard)->look(source, shard.area, shard.address + (offset - start), length);
 }
 
+bool source_mixed(const struct source *source, uint64_t offset, size_t length) {
+    const struct image_layout *layout = &source->set->layout;
+    uint64_t end = offset + length;
+    if (offset < layout->data_start || end > layout->state_offset)
+        return true;
+    struct shard shard;
+    for (uint32_t at = image_find(layout, source->set->shards, offset); offset < end; at++) {
+        shards_get(source->set->shards, layout->order[at], &shard);
+        if (!shards_area_is_device(shard.area) || !shard.contiguous)
+            return true;
+        offset = layout->shard_offset[layout->order[at]] + shard_bytes(&shard);
+    }
+    return false;
+}
+
 bool source_valid(const struct source *source) {
     const struct set *set = source->set;
+    /* What a process had on a device is anybody's once it has ended. */
+    if (set->device_count && !peer_alive(source->peer))
+        return false;
     return !set->has_private || peer_memory_valid(source->peer, set->nonce_address, set->nonce);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/status.h"
 
+#include "daemon/arena.h"
 #include "daemon/session.h"
 #include "tiers/codec.h"
 
@@ -75,8 +76,9 @@ static json_t *lane_json(struct lane *lane) {
 static json_t *session_json(const struct session_info *info) {
     const struct run_record *run = &info->job->run;
     json_t *source =
-        json_pack("{s:i, s:i, s:b, s:s}", "shared", info->set ? (int)info->set->shared_count : 0, "private",
-                  info->set ? (int)info->set->private_count : 0, "push", info->push, "push_reason", info->push_reason);
+        json_pack("{s:i, s:i, s:i, s:b, s:s}", "shared", info->set ? (int)info->set->shared_count : 0, "private",
+                  info->set ? (int)info->set->private_count : 0, "device",
+                  info->set ? (int)info->set->device_shards : 0, "push", info->push, "push_reason", info->push_reason);
     return json_pack("{s:o, s:i, s:s, s:s, s:i, s:i, s:o, s:o, s:o, s:o, s:i, s:o, s:o, s:o, s:b}", "session",
                      json_sprintf("%016llx", (unsigned long long)info->number), "pid", info->pid, "job",
                      info->job->name, "run_id", run->run_id, "rank", (int)info->rank, "world", (int)info->world,
@@ -98,6 +100,27 @@ static json_t *sessions_json(struct server *server) {
             json_array_append_new(list, session_json(&info));
     }
     return list;
+}
+
+static json_t *device_json(const struct device *device) {
+    uint32_t imports;
+    uint64_t bytes;
+    imports_of(device, &imports, &bytes);
+    return json_pack("{s:s, s:s, s:b, s:b, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:s}", "device", device->text, "name",
+                     device->facts.name, "in_use", device->facts.context, "stuck", device->stuck, "context_bytes",
+                     number(device->facts.context_bytes), "imports", (int)imports, "import_bytes", number(bytes),
+                     "arena_size", number(device->facts.arena_size), "arena_used", number(arena_used(device->arena)),
+                     "pinned_bytes", number(device->facts.pinned_bytes), "copied_bytes",
+                     number(device->facts.copied_bytes), "last_error", device->problem.text);
+}
+
+static json_t *cuda_json(struct server *server) {
+    const char *reason, *state = devices_state(server->devices, &reason);
+    json_t *list = json_array();
+    struct device *device = NULL;
+    while ((device = devices_next(server->devices, device)))
+        json_array_append_new(list, device_json(device));
+    return json_pack("{s:s, s:s, s:o}", "driver", state, "reason", reason, "devices", list);
 }
 
 /* Complete in some lane of at least this level? */
@@ -135,12 +158,13 @@ int status_text(struct server *server, char **ret_text) {
 #define COUNTER(name, help) json_object_set_new(counters, #name, number(server->counters.name));
     SERVER_COUNTERS(COUNTER)
 #undef COUNTER
-    json_t *status = json_pack(
-        "{s:s, s:i, s:i, s:s, s:s, s:s, s:b, s:o, s:o, s:o, s:o, s:o, s:o}", "version", CKPTD_VERSION, "pid",
-        (int)getpid(), "uid", (int)server->uid, "socket", server->socket_path, "config", server->config->file, "loop",
-        loop_name(server->loop), "stopping", server->stopping, "uptime_s",
-        number((loop_now(server->loop) - server->started_ns) / NANOSECONDS_PER_SECOND), "pool", pool_json(server),
-        "tiers", lanes, "sessions", sessions_json(server), "versions", versions_json(server), "counters", counters);
+    json_t *status =
+        json_pack("{s:s, s:i, s:i, s:s, s:s, s:s, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "version", CKPTD_VERSION,
+                  "pid", (int)getpid(), "uid", (int)server->uid, "socket", server->socket_path, "config",
+                  server->config->file, "loop", loop_name(server->loop), "stopping", server->stopping, "uptime_s",
+                  number((loop_now(server->loop) - server->started_ns) / NANOSECONDS_PER_SECOND), "pool",
+                  pool_json(server), "cuda", cuda_json(server), "tiers", lanes, "sessions", sessions_json(server),
+                  "versions", versions_json(server), "counters", counters);
     if (!status)
         return -ENOMEM;
     *ret_text = json_dumps(status, JSON_COMPACT);

@@ -81,6 +81,38 @@ static void print_tiers(json_t *status) {
     }
 }
 
+/* Only where a job has described GPU memory. */
+static void print_devices(json_t *status) {
+    CLEANUP(table_deinit) struct table table = {0};
+    size_t i;
+    json_t *device, *cuda = json_object_get(status, "cuda"), *devices = json_list(cuda, "devices");
+    static const char *const sizes[] = {"context_bytes", "import_bytes", "arena_size", "arena_used", "copied_bytes"};
+    if (!json_array_size(devices))
+        return;
+    printf("\nGPUs: ");
+    print_between("", json_text(cuda, "driver", "?"), json_text(cuda, "reason", "")[0] ? ": " : "\n");
+    if (json_text(cuda, "reason", "")[0])
+        print_between("", json_text(cuda, "reason", ""), "\n");
+    table_init(&table, "DEVICE|NAME|>CONTEXT|>IMPORTED|>ARENA|>USED|>COPIED|");
+    json_array_foreach(devices, i, device) {
+        table_cell(&table, "%s", json_text(device, "device", "?"));
+        table_cell(&table, "%s", json_text(device, "name", ""));
+        for (size_t k = 0; k < ARRAY_SIZE(sizes); k++) {
+            char text[FORMAT_MAX];
+            table_cell(&table, "%s", format_bytes(json_number(device, sizes[k]), text));
+        }
+        table_cell(&table, "%s", json_flag(device, "stuck") ? "stuck" : json_flag(device, "in_use") ? "in use" : "");
+    }
+    table_print(&table, stdout);
+    json_array_foreach(devices, i, device) {
+        const char *error = json_text(device, "last_error", "");
+        if (error[0]) {
+            print_between("", json_text(device, "device", "?"), ", last error: ");
+            print_between("", error, "\n");
+        }
+    }
+}
+
 static void print_sessions(json_t *status) {
     CLEANUP(table_deinit) struct table table = {0};
     size_t i;
@@ -104,6 +136,7 @@ static void print_sessions(json_t *status) {
         table_cell(&table, "%" PRIu64, json_number(session, "skipped"));
         table_cell(&table, "%s",
                    json_flag(source, "push")        ? "push"
+                   : json_number(source, "device")  ? "device"
                    : json_number(source, "private") ? "private"
                    : json_number(source, "shared")  ? "shared"
                                                     : "-");
@@ -175,6 +208,7 @@ int verb_status(struct ctl *ctl) {
     print_head(status);
     print_pool(status);
     print_tiers(status);
+    print_devices(status);
     print_sessions(status);
     print_versions(status);
     print_counters(status);

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * The GPUs on which clients have memory. Each device has a thread of its own, which alone makes and
+ * enters the device's context: everything that is to happen there is a job in its queue, and what a
+ * job found comes back to the control thread. So a device that hangs holds up nobody but itself.
+ *
+ *   unused --(first job)--> context made --(last user gone)--> context given back, unused
+ *
+ * A context that a sticky error has spoiled is given back at once; `generation` counts contexts, so
+ * that what was opened in an older one is known to be gone. A job that does not come back within
+ * the deadline is abandoned: its owner is told, it keeps what it may still write to, and the device
+ * takes no new work until it has come back after all.
+ */
+
+#include "base/cuda.h"
+#include "base/loop.h"
+#include "proto/messages.h"
+
+#include <stdatomic.h>
+
+#define DEVICES_MAX 64
+#define DEVICE_NAME_MAX 64
+#define DEVICE_TEXT_SIZE 41 /* "GPU-01234567-89ab-cdef-0123-456789abcdef" */
+
+struct device;
+struct devices;
+struct pool;
+struct server;
+
+/* What the control thread knows of the thread's side: copied at the end of each job. */
+struct device_facts {
+    char name[DEVICE_NAME_MAX];
+    bool context;
+    uint32_t generation;    /* of the context, counted from 1 */
+    uint64_t context_bytes; /* 0: not known */
+    uint64_t pinned_bytes;  /* of the pool, by this context */
+    uint64_t copied_bytes;
+    CUdeviceptr arena; /* 0: none */
+    uint64_t arena_size;
+};
+
+struct device_job {
+    struct loop_op op;
+    TAILQ_ENTRY(device_job) link;
+    struct device *device;
+    bool needs_context; /* one is made if there is none; if that fails, `run` is not called */
+    /* On the device's thread, in its context: sets result and problem. */
+    void (*run)(struct device_job *job);
+    /* On the control thread, once for each submission: it is over, or was abandoned (-ETIMEDOUT). */
+    void (*done)(struct device_job *job);
+    /* On the control thread, after `done`, unless that submitted it again: nobody touches it any more. */
+    void (*free)(struct device_job *job);
+    int result;
+    struct problem problem;
+
+    /* The device's own. */
+    struct device_facts facts;
+    _Atomic bool running, abandoned;
+    bool waiting; /* for a time after which it is submitted again */
+    struct loop_op timer;
+};
+TAILQ_HEAD(device_job_list, device_job);
+
+TAILQ_HEAD(import_list, import);
+
+struct device {
+    struct server *server;
+    struct devices *devices;
+    uint8_t uuid[DEVICE_UUID_SIZE];
+    char text[DEVICE_TEXT_SIZE];
+
+    /* The control thread's. */
+    struct loop_group *group;
+    struct device_job_list jobs; /* submitted, not come back */
+    struct device_job *watched;
+    uint64_t watched_since_ns;
+    struct loop_op watch;
+    bool stuck;
+    uint32_t users; /* imports, pools, places in the arena */
+    struct import_list imports;
+    struct arena *arena;
+    struct problem problem; /* the last thing that went wrong, for status */
+    struct device_facts facts;
+
+    /* The device thread's. */
+    struct {
+        bool found;
+        CUdevice number;
+        CUcontext context;
+        CUstream stream;
+        CUevent event;
+        bool unmeasured;  /* the context is new: what it takes is not known yet */
+        uint64_t next_ns; /* the rate's: when the next copy may begin */
+        uint8_t *pins;    /* [POOL_SEGMENTS_MAX]: enum pin */
+        struct device_facts facts;
+    } own;
+};
+
+int devices_new(struct server *server, struct devices **ret_devices) MUST_CHECK;
+/* Only of a server that has never run. */
+void devices_free(struct devices *devices);
+/* The device of this UUID, also if nobody has seen whether it exists: opening something there says so. */
+int devices_get(struct devices *devices, const uint8_t uuid[DEVICE_UUID_SIZE], struct device **ret_device,
+                struct problem *problem) MUST_CHECK;
+struct device *devices_next(struct devices *devices, const struct device *after);
+/* The driver's state, once a job has looked: "not used yet" before. For status. */
+const char *devices_state(struct devices *devices, const char **ret_reason);
+
+/* ---- on the control thread ---- */
+
+/* Also of a device that is stuck: then it is abandoned at once (from the loop). */
+void device_submit(struct device *device, struct device_job *job);
+/* From `done`: again, after a time. */
+void device_submit_later(struct device_job *job, uint64_t after_ns);
+/* A job that is to run before the context may go has been submitted: the last unuse gives it back. */
+void device_use(struct device *device);
+void device_unuse(struct device *device);
+/* Notes what went wrong, for status, and logs it. */
+void device_report(struct device *device, const struct problem *problem, const char *what);
+
+/* ---- on the device's thread ---- */
+
+const struct cuda *device_cuda(const struct device *device);
+/* Notes a result; a sticky one gives the context back. 0, or negative errno with the sentence. */
+int device_result(struct device *device, CUresult result, struct problem *problem, const char *what);
+/* All that was queued on the device's stream is complete. */
+int device_wait(struct device *device, struct problem *problem) MUST_CHECK;
+/* May so many bytes be copied now, by the configured rate? 0: yes, they are counted. Else: in how many ns. */
+uint64_t device_pace(struct device *device, uint64_t bytes);
+/* The client saw so many bytes free before this job: if it made the context, that took the difference. */
+void device_measure(struct device *device, uint64_t free_before);
+/* Registers a segment of the pool with the driver, once; where that fails copies are slower, no more. */
+void device_pin(struct device *device, uint32_t segment, void *data, uint64_t size);

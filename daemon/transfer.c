@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The transfer has two owners, its part and the job in flight; the last one frees it. A forgotten
+ * transfer that has not begun does nothing more, one that runs keeps its buffers to its end.
+ *
+ * Quiet, and the rate: the job looks before it begins, and where it may not it comes back for a while,
+ * so that others who want the device are served meanwhile.
+ */
+#include "daemon/transfer.h"
+
+#include "daemon/part.h"
+#include "daemon/server.h"
+
+#include <errno.h>
+
+#define STORE_BYTES GIB(1)  /* within a device, in one job: milliseconds */
+#define STORE_WINDOW MIB(4) /* of which what is not in device memory is gathered in the host */
+#define QUIET_LOOK_NS NANOSECONDS_PER_MS
+
+struct landing {
+    struct pool_buffer *buffer;
+    uint8_t *data;
+    uint64_t offset; /* in the image */
+    uint32_t length;
+    uint32_t segment;
+    void *segment_data;
+    uint64_t segment_size;
+};
+
+struct transfer {
+    struct device_job job;
+    uint32_t refs;
+    struct part *part; /* NULL: forgotten */
+    _Atomic bool forgotten;
+    struct source source; /* with references of its own; empty if the bytes come out of the arena */
+    struct word_map *word;
+    bool store, landed;
+    struct device *arena; /* NULL: not from or to one */
+    struct arena_place place;
+    uint32_t generation;
+    uint64_t progress;    /* of a store */
+    uint32_t next_device; /* of the set */
+    uint64_t quiet_since_ns;
+    bool quiet, anyway; /* its client is quiet; has been for too long */
+    uint64_t wait_ns;   /* until it may be tried again */
+    uint32_t first, count;
+    struct landing chunks[];
+};
+
+/* ---- on the device's thread ---- */
+
+/* Where a byte of the image is in the arena. 0: the arena is gone. */
+static CUdeviceptr arena_address(struct transfer *transfer, uint64_t offset) {
+    struct device *device = transfer->arena;
+    if (!device->own.facts.arena || device->own.facts.generation != transfer->generation) {
+        problem_set(&transfer->job.problem, -EIO, "device %s: the arena was lost with its context", device->text);
+        return 0;
+    }
+    return device->own.facts.arena + transfer->place.offset + offset;
+}
+
+static int queue_from_arena(struct transfer *transfer, const struct landing *chunk) {
+    struct device *device = transfer->arena;
+    CUdeviceptr from = arena_address(transfer, chunk->offset);
+    if (!from)
+        return -EIO;
+    return device_result(
+        device, device_cuda(device)->cuMemcpyDtoHAsync_v2(chunk->data, from, chunk->length, device->own.stream),
+        &transfer->job.problem, "cuMemcpyDtoHAsync");
+}
+
+static int land(struct transfer *transfer) {
+    struct device_job *job = &transfer->job;
+    int r = 0;
+    for (uint32_t i = 0; i < transfer->count; i++) {
+        const struct landing *chunk = &transfer->chunks[i];
+        device_pin(job->device, chunk->segment, chunk->segment_data, chunk->segment_size);
+    }
+    for (uint32_t i = 0; !r && i < transfer->count; i++) {
+        const struct landing *chunk = &transfer->chunks[i];
+        r = transfer->arena ? queue_from_arena(transfer, chunk)
+                            : source_fill(&transfer->source, chunk->offset, chunk->length, chunk->data, &job->problem);
+    }
+    int waited = job->device->own.context ? device_wait(job->device, &job->problem) : r;
+    return r ? r : waited;
+}
+
+/* What the window has outside of contiguous device memory goes up through the host. */
+static int store_mixed(struct transfer *transfer, uint64_t offset, size_t length, CUdeviceptr to, uint8_t *bounce) {
+    struct device *device = transfer->job.device;
+    struct problem *problem = &transfer->job.problem;
+    transfer->source.reach = SOURCE_HOST;
+    int r = source_fill(&transfer->source, offset, length, bounce, problem);
+    transfer->source.reach = SOURCE_DEVICE_STRIDED;
+    if (!r)
+        r = source_fill(&transfer->source, offset, length, bounce, problem);
+    if (!r)
+        r = device_result(device, device_cuda(device)->cuMemcpyHtoDAsync_v2(to, bounce, length, device->own.stream),
+                          problem, "cuMemcpyHtoDAsync");
+    return r ? r : device_wait(device, problem);
+}
+
+static int store(struct transfer *transfer) {
+    struct source *source = &transfer->source;
+    const uint64_t end = min_u64(source->image_size, transfer->progress + STORE_BYTES);
+    CLEANUP(freep) uint8_t *bounce = calloc(1, STORE_WINDOW);
+    int r = bounce ? 0 : -ENOMEM;
+    if (!transfer->progress)
+        image_header(&source->set->layout, source->state_length, source->header);
+    for (uint64_t at = transfer->progress; !r && at < end; at += STORE_WINDOW) {
+        size_t length = (size_t)min_u64(STORE_WINDOW, end - at);
+        CUdeviceptr to = arena_address(transfer, at);
+        r = to ? 0 : -EIO;
+        if (!r && source_mixed(source, at, length))
+            r = store_mixed(transfer, at, length, to, bounce);
+        source->reach = SOURCE_DEVICE_CONTIGUOUS;
+        source->within_device = true;
+        if (!r)
+            r = source_fill(source, at, length, (uint8_t *)(uintptr_t)to, &transfer->job.problem);
+        source->within_device = false;
+    }
+    int waited = transfer->job.device->own.context ? device_wait(transfer->job.device, &transfer->job.problem) : r;
+    transfer->progress = end;
+    return r ? r : waited;
+}
+
+/* By the device's rate; a copy within the device does not count. 0: now. */
+static uint64_t landing_wait(struct transfer *transfer) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < transfer->count; i++)
+        bytes += transfer->chunks[i].length;
+    return device_pace(transfer->job.device, bytes);
+}
+
+/* Its client wants no copies now, or the rate is used up. 0: it may go on, and word_copy_end() is due. */
+static uint64_t must_wait(struct transfer *transfer) {
+    transfer->quiet = !word_copy_begin(transfer->word->page, transfer->anyway);
+    if (transfer->quiet)
+        return QUIET_LOOK_NS;
+    uint64_t wait_ns = transfer->store ? 0 : landing_wait(transfer);
+    if (wait_ns)
+        word_copy_end(transfer->word->page);
+    return wait_ns;
+}
+
+static void transfer_run(struct device_job *job) {
+    struct transfer *transfer = CONTAINER_OF(job, struct transfer, job);
+    if (transfer->forgotten) {
+        job->result = -ECANCELED;
+        return;
+    }
+    transfer->wait_ns = must_wait(transfer);
+    if (transfer->wait_ns) {
+        job->result = -EAGAIN;
+        return;
+    }
+    transfer->source.device = job->device;
+    transfer->source.reach = SOURCE_DEVICE;
+    transfer->source.cuda_problem = &job->problem;
+    job->result = transfer->store ? store(transfer) : land(transfer);
+    word_copy_end(transfer->word->page);
+}
+
+/* ---- on the control thread ---- */
+
+static void transfer_unref(struct transfer *transfer) {
+    if (--transfer->refs)
+        return;
+    for (uint32_t i = 0; i < transfer->count; i++)
+        pool_buffer_unref(transfer->chunks[i].buffer);
+    struct source *source = &transfer->source;
+    free(source->header);
+    if (source->state_area)
+        area_unref(source->state_area);
+    if (source->set) {
+        peer_unref(source->peer);
+        set_unuse(source->set);
+        set_unref(source->set);
+    }
+    word_map_unref(transfer->word);
+    free(transfer);
+}
+
+static void transfer_free(struct device_job *job) { transfer_unref(CONTAINER_OF(job, struct transfer, job)); }
+
+static void transfer_done(struct device_job *job) {
+    struct transfer *transfer = CONTAINER_OF(job, struct transfer, job);
+    struct part *part = transfer->part;
+    const struct set *set = transfer->source.set;
+    if (!part)
+        return;
+    if (job->result == -EAGAIN) {
+        uint64_t now = loop_now(part->server->loop);
+        if (!transfer->quiet || !transfer->quiet_since_ns)
+            transfer->quiet_since_ns = transfer->quiet ? now : 0;
+        transfer->anyway = transfer->quiet && now - transfer->quiet_since_ns >= WORD_QUIET_NS;
+        device_submit_later(job, transfer->wait_ns);
+        return;
+    }
+    transfer->quiet_since_ns = 0;
+    transfer->anyway = false;
+    if (job->result < 0) {
+        device_report(job->device, &job->problem, "a capture failed");
+        part_transferred(part, transfer, job->result, &job->problem);
+    } else if (transfer->store && transfer->progress < transfer->source.image_size) {
+        device_submit(job->device, job);
+    } else if (!transfer->arena && ++transfer->next_device < set->device_count) {
+        device_submit(set->devices[transfer->next_device], job);
+    } else {
+        transfer->landed = true;
+        part_transferred(part, transfer, 0, NULL);
+    }
+}
+
+int transfer_new(const struct transfer_options *options, struct transfer **ret_transfer) {
+    const struct part *part = options->part;
+    struct transfer *transfer = calloc(1, sizeof *transfer + options->count * sizeof transfer->chunks[0]);
+    uint8_t *header = options->store ? malloc(options->source->set->layout.data_start) : NULL;
+    if (!transfer || (options->store && !header)) {
+        free(transfer);
+        free(header);
+        return -ENOMEM;
+    }
+    struct source *source = &transfer->source;
+    if (options->store || !options->device) { /* what comes out of the arena needs the client no more */
+        *source = *options->source;
+        source->header = header;
+        set_use(set_ref(source->set));
+        peer_ref(source->peer);
+        if (source->state_area)
+            area_ref(source->state_area);
+    }
+    transfer->refs = 2;
+    transfer->part = options->part;
+    transfer->word = word_map_ref(options->word);
+    transfer->store = options->store;
+    transfer->arena = options->device;
+    transfer->place = options->place;
+    transfer->generation = options->generation;
+    transfer->first = options->first;
+    transfer->count = options->count;
+    for (uint32_t i = 0; i < options->count; i++) {
+        const struct chunk *chunk = &part->chunks[options->first + i];
+        uint32_t segment = pool_buffer_segment(chunk->buffer);
+        transfer->chunks[i] = (struct landing){
+            .buffer = pool_buffer_ref(chunk->buffer),
+            .data = chunk->buffer->data,
+            .offset = (uint64_t)(options->first + i) * part->chunk_size,
+            .length = chunk->length,
+            .segment = segment,
+            .segment_data = pool_segment_data(part->server->pool, segment),
+            .segment_size = pool_segment_size(part->server->pool, segment),
+        };
+    }
+    transfer->job =
+        (struct device_job){.needs_context = true, .run = transfer_run, .done = transfer_done, .free = transfer_free};
+    device_submit(options->device ? options->device : source->set->devices[0], &transfer->job);
+    *ret_transfer = transfer;
+    return 0;
+}
+
+void transfer_forget(struct transfer *transfer) {
+    transfer->part = NULL;
+    transfer->forgotten = true;
+    transfer_unref(transfer);
+}
+
+bool transfer_landed(const struct transfer *transfer) { return transfer->landed; }
+uint32_t transfer_first(const struct transfer *transfer) { return transfer->first; }
+uint32_t transfer_count(const struct transfer *transfer) { return transfer->count; }
