@@ -54,10 +54,10 @@ void gpu_end(void) {
 /* ---- memory ---- */
 
 static CUmemAllocationProp properties(enum gpu_kind kind, int device) {
-    return (CUmemAllocationProp){
-        .type = CU_MEM_ALLOCATION_TYPE_PINNED,
-        .requestedHandleTypes = kind == GPU_MAPPED ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE,
-        .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}};
+    return (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                 .requestedHandleTypes = kind == GPU_MAPPED ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+                                                                            : CU_MEM_HANDLE_TYPE_NONE,
+                                 .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device}};
 }
 
 static void map_piece(const struct gpu_memory *memory, size_t offset) {

@@ -1,0 +1,655 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory of GPUs (the stand-in's): every way to share it, the device tier, and everything that fails. */
+#include "tests/functional/gpu.h"
+#include "tests/functional/support.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+
+#define CU(call)                                                                                                       \
+    do {                                                                                                               \
+        CUresult cu_ = (call);                                                                                         \
+        if (cu_ != CUDA_SUCCESS)                                                                                       \
+            FAIL("%s: CUDA error %d", #call, (int)cu_);                                                                \
+    } while (0)
+
+#define CHUNK MIB(2) /* of a range */
+
+static void begin(const struct settings *settings, const char *standin) {
+    configure(settings);
+    gpu_settings(standin);
+    daemon_start();
+    gpu_begin();
+}
+
+/* The daemon has let go of everything, as if nobody had ever been there. */
+static void finish(void) {
+    daemon_let_go();
+    gpu_end();
+    daemon_stop_unused();
+    gpu_check_mistakes();
+}
+
+static CUdeviceptr allocate(uint64_t words) {
+    CUdeviceptr pointer;
+    CU(gpu.cuMemAlloc_v2(&pointer, words * 8));
+    return pointer;
+}
+
+/* One allocation with words in it, described, probed and made a shard. */
+static CUdeviceptr add_legacy(struct trainer *trainer, uint64_t words) {
+    CUdeviceptr pointer = allocate(words);
+    uint32_t memory = trainer_legacy(trainer, pointer);
+    if (!trainer_probe(trainer, memory, pointer, 0))
+        FAIL("refused: %.*s", (int)trainer->peer.message.tail_length, trainer->peer.message.tail);
+    trainer_shard(trainer, memory, 0, (struct gpu_shard){.memory = pointer, .words = words});
+    return pointer;
+}
+
+static void legacy_memory(void) {
+    struct trainer trainer;
+    begin(&(struct settings){.device = "piece = 512K"}, "CONTEXT_MIB=24");
+    trainer_open(&trainer, "legacy");
+    CUdeviceptr first = allocate(1 << 18), second = allocate(1000);
+    uint64_t *host = calloc(777, 8);
+    uint32_t memory = trainer_legacy(&trainer, first), other = trainer_legacy(&trainer, second);
+    CHECK(trainer_probe(&trainer, memory, first + 4096, 4096));
+    CHECK(((const struct message_device_probed *)trainer.peer.message.body)->context_bytes == MIB(24));
+    CHECK(status_number("cuda.devices.0.context_bytes") == (int64_t)MIB(24));
+    /* Pieces of one allocation, a strided one among them, and one in the host's memory between. */
+    trainer_shard(&trainer, memory, 0, (struct gpu_shard){.memory = first, .words = 100001});
+    trainer_shard(&trainer, UINT32_MAX, 0, (struct gpu_shard){.host = host, .words = 777});
+    trainer_shard(&trainer, memory, 900000, (struct gpu_shard){.memory = first + 900000, .words = 500, .stride = 24});
+    trainer_shard(&trainer, other, 8, (struct gpu_shard){.memory = second + 8, .words = 999});
+    CHECK(trainer_register(&trainer) == 0);
+    struct message_device_usage_is usage = trainer_usage(&trainer);
+    CHECK(usage.contexts == 1 && usage.imports == 2 && usage.import_bytes == (1 << 21) + 8000);
+    CHECK(usage.context_bytes == MIB(24) && usage.arena_bytes == 0);
+    for (uint64_t step = 1; step <= 5; step++)
+        trainer_round(&trainer, step);
+    CHECK(status_number("sessions.0.source.device") == 3 && status_number("sessions.0.source.private") == 1);
+    CHECK(status_number("cuda.devices.0.pinned_bytes") > 0);
+    trainer_close(&trainer);
+    daemon_let_go();
+    CU(gpu.cuMemFree_v2(first));
+    CU(gpu.cuMemFree_v2(second));
+    free(host);
+    finish();
+}
+
+struct range {
+    CUdeviceptr base;
+    CUmemGenericAllocationHandle handles[8];
+    uint32_t count, memory;
+};
+
+static void range_grow(struct trainer *trainer, struct range *range) {
+    const CUmemAllocationProp properties = {
+        .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+        .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
+    };
+    const CUmemAccessDesc access = {.location = properties.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    uint64_t offset = range->count * CHUNK;
+    CUmemGenericAllocationHandle *handle = &range->handles[range->count];
+    unsigned long long id;
+    CU(gpu.cuMemCreate(handle, CHUNK, &properties, 0));
+    CU(gpu.cuMemMap(range->base + offset, CHUNK, 0, *handle, 0));
+    CU(gpu.cuMemSetAccess(range->base + offset, CHUNK, &access, 1));
+    CU(gpu.cuPointerGetAttribute(&id, CU_POINTER_ATTRIBUTE_BUFFER_ID, range->base + offset));
+    trainer_chunk(trainer, range->memory, offset, *handle, CHUNK, id);
+    range->count++;
+}
+
+/* Like PyTorch's expandable segments: one range of addresses, which grows while it is in use. */
+static void range_of_chunks(void) {
+    struct trainer trainer;
+    struct range range = {0};
+    begin(&(struct settings){0}, "REOPEN=refuse");
+    trainer_open(&trainer, "range");
+    CU(gpu.cuMemAddressReserve(&range.base, ARRAY_SIZE(range.handles) * CHUNK, 0, 0, 0));
+    range.memory = trainer_range(&trainer, 0, ARRAY_SIZE(range.handles) * CHUNK);
+    for (int i = 0; i < 3; i++)
+        range_grow(&trainer, &range);
+    CHECK(trainer_probe(&trainer, range.memory, range.base + CHUNK, CHUNK));
+    /* Across the seams of three chunks. */
+    trainer_shard(&trainer, range.memory, 4096, (struct gpu_shard){.memory = range.base + 4096, .words = 5 << 17});
+    CHECK(trainer_register(&trainer) == 0);
+    trainer_round(&trainer, 1);
+    trainer_save(&trainer, 2, SAVE_HELD); /* holds the set as it is */
+    range_grow(&trainer, &range);
+    range_grow(&trainer, &range);
+    CHECK(peer_send(&trainer.peer, MESSAGE_START, &(struct message_start){.counter = trainer.counter}, NULL, 0, -1));
+    CHECK(trainer_captured(&trainer) == CODE_OK);
+    trainer_shard(&trainer, range.memory, 3 * CHUNK + 8,
+                  (struct gpu_shard){.memory = range.base + 3 * CHUNK + 8, .words = 2 * CHUNK / 8 - 1});
+    CHECK(trainer_register(&trainer) == 0);
+    CHECK(trainer_usage(&trainer).imports == 5);
+    trainer_round(&trainer, 3);
+    /* Nothing is mapped there. */
+    trainer_shard(&trainer, range.memory, 5 * CHUNK - 8,
+                  (struct gpu_shard){.memory = range.base + 5 * CHUNK - 8, .words = 2});
+    int fd = wire_memfd("table", trainer.writer.data, trainer.writer.size);
+    const struct message_register beyond = {.table_size = trainer.writer.size, .count = trainer.writer.count, .set = 9};
+    CHECK(peer_send(&trainer.peer, MESSAGE_REGISTER, &beyond, NULL, 0, fd));
+    CHECK(peer_error(&trainer.peer) == CODE_E_INVALID);
+    close(fd);
+    trainer_close(&trainer);
+    daemon_let_go();
+    for (uint32_t i = 0; i < range.count; i++) {
+        CU(gpu.cuMemUnmap(range.base + i * CHUNK, CHUNK));
+        CU(gpu.cuMemRelease(range.handles[i]));
+    }
+    CU(gpu.cuMemAddressFree(range.base, ARRAY_SIZE(range.handles) * CHUNK));
+    finish();
+}
+
+static void pooled_memory(void) {
+    struct trainer trainer;
+    CUmemoryPool pool;
+    CUdeviceptr pointers[3];
+    begin(&(struct settings){0}, "REOPEN=refuse");
+    const CUmemPoolProps properties = {
+        .allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+        .handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = 0},
+    };
+    CU(gpu.cuMemPoolCreate(&pool, &properties));
+    trainer_open(&trainer, "pool");
+    uint32_t number = trainer_pool(&trainer, pool);
+    for (int i = 0; i < 3; i++) {
+        CU(gpu.cuMemAllocFromPoolAsync(&pointers[i], 50000 * 8, pool, NULL));
+        CU(gpu.cuCtxSynchronize());
+        uint32_t memory = trainer_pooled(&trainer, number, pointers[i]);
+        CHECK(trainer_probe(&trainer, memory, pointers[i], 0));
+        trainer_shard(&trainer, memory, 0, (struct gpu_shard){.memory = pointers[i], .words = 50000});
+    }
+    CHECK(trainer_register(&trainer) == 0);
+    for (uint64_t step = 1; step <= 3; step++)
+        trainer_round(&trainer, step);
+    trainer_close(&trainer);
+    daemon_let_go();
+    for (int i = 0; i < 3; i++)
+        CU(gpu.cuMemFreeAsync(pointers[i], NULL));
+    CU(gpu.cuCtxSynchronize());
+    CU(gpu.cuMemPoolDestroy(pool));
+    finish();
+}
+
+static void two_devices(void) {
+    struct trainer trainer;
+    CUdeviceptr pointers[2];
+    uint8_t uuid[2][DEVICE_UUID_SIZE];
+    begin(&(struct settings){.device = "piece = 256K"}, "DEVICES=2");
+    trainer_open(&trainer, "two");
+    for (int i = 0; i < 2; i++) {
+        gpu_use(i, uuid[i]);
+        pointers[i] = add_legacy(&trainer, 200000);
+    }
+    CHECK(trainer_register(&trainer) == 0);
+    CHECK(trainer_usage(&trainer).contexts == 2);
+    for (uint64_t step = 1; step <= 3; step++)
+        trainer_round(&trainer, step);
+    trainer_close(&trainer);
+    EVENTUALLY(status_number("cuda.devices.1.in_use") == 0);
+    daemon_let_go();
+    for (int i = 0; i < 2; i++) {
+        gpu_use(i, uuid[i]);
+        CU(gpu.cuMemFree_v2(pointers[i]));
+    }
+    finish();
+}
+
+static void train_beside(void *argument) {
+    struct trainer trainer;
+    char job[16];
+    gpu_begin();
+    snprintf(job, sizeof job, "beside%d", *(const int *)argument);
+    trainer_open(&trainer, job);
+    CUdeviceptr pointer = add_legacy(&trainer, 100000); /* buffer ids are the same in both */
+    CHECK(trainer_register(&trainer) == 0);
+    for (uint64_t step = 1; step <= 10; step++)
+        trainer_round(&trainer, step);
+    trainer_release(&trainer);
+    CU(gpu.cuMemFree_v2(pointer));
+    trainer_close(&trainer);
+    gpu_end();
+}
+
+static void two_trainers(void) {
+    static const int which[] = {1, 2};
+    configure(&(struct settings){0});
+    gpu_settings("");
+    daemon_start();
+    pid_t first = process_start(train_beside, (void *)&which[0]),
+          second = process_start(train_beside, (void *)&which[1]);
+    process_join(first);
+    process_join(second);
+    daemon_let_go();
+    daemon_stop_unused();
+    gpu_check_mistakes();
+}
+
+/* Fences return when the image is in the arena; it drains to the host behind them, more slowly. */
+static void device_tier(void) {
+    enum { WORDS = 1 << 17, SAVES = 3 };
+    struct trainer trainer;
+    begin(&(struct settings){.device = "arena = 4M\nrate_mib_s = 2\npiece = 256K"}, "MEMORY_MIB=256");
+    trainer_open(&trainer, "arena");
+    CUdeviceptr pointer = add_legacy(&trainer, WORDS);
+    uint64_t *host = calloc(5000, 8);
+    CUdeviceptr strided = allocate(3000);
+    uint32_t memory = trainer_legacy(&trainer, strided);
+    trainer_shard(&trainer, memory, 0, (struct gpu_shard){.memory = strided, .words = 100, .stride = 16});
+    trainer_shard(&trainer, UINT32_MAX, 0, (struct gpu_shard){.host = host, .words = 5000});
+    CHECK(trainer_register(&trainer) == 0);
+    CHECK(trainer_usage(&trainer).arena_bytes == MIB(4));
+    struct gpu_shard saved[SAVES][GPU_SHARDS_MAX];
+    int64_t most = 0;
+    for (uint64_t step = 1; step <= SAVES; step++) {
+        trainer_fill(&trainer, step);
+        memcpy(saved[step - 1], trainer.shards, sizeof trainer.shards);
+        trainer_save(&trainer, step, 0);
+        CHECK(trainer_captured(&trainer) == CODE_OK);
+        int64_t used = status_number("cuda.devices.0.arena_used");
+        most = used > most ? used : most;
+    }
+    CHECK(most > 2 * WORDS * 8); /* several wait there */
+    trainer_fill(&trainer, 99);
+    for (uint64_t step = 1; step <= SAVES; step++) {
+        memcpy(trainer.shards, saved[step - 1], sizeof trainer.shards);
+        trainer_check(&trainer, step);
+    }
+    EVENTUALLY(status_number("cuda.devices.0.arena_used") == 0);
+    trainer_close(&trainer);
+    daemon_let_go();
+    CU(gpu.cuMemFree_v2(pointer));
+    CU(gpu.cuMemFree_v2(strided));
+    free(host);
+    finish();
+}
+
+/* An image that finds no room in the arena is copied to the host at once. */
+static void device_tier_full(void) {
+    struct trainer trainer;
+    begin(&(struct settings){.device = "arena = 512K"}, "MEMORY_MIB=256");
+    trainer_open(&trainer, "full");
+    CUdeviceptr pointer = add_legacy(&trainer, 1 << 17);
+    CHECK(trainer_register(&trainer) == 0);
+    trainer_round(&trainer, 1);
+    trainer_close(&trainer);
+    daemon_let_go();
+    CU(gpu.cuMemFree_v2(pointer));
+    finish();
+}
+
+/* Nothing is read before START; a client that ends before it has no such version. */
+static void held_save(void) {
+    struct trainer trainer;
+    begin(&(struct settings){0}, "DELAY_US=0");
+    trainer_open(&trainer, "held");
+    CUdeviceptr pointer = add_legacy(&trainer, 10000);
+    CHECK(trainer_register(&trainer) == 0);
+    trainer_save(&trainer, 1, SAVE_HELD);
+    trainer_fill(&trainer, 1); /* what was queued before the save */
+    CHECK(word_load(trainer.page) == word_make(trainer.counter, 0));
+    CHECK(peer_send(&trainer.peer, MESSAGE_START, &(struct message_start){.counter = trainer.counter}, NULL, 0, -1));
+    CHECK(trainer_captured(&trainer) == CODE_OK);
+    trainer_check(&trainer, 1);
+    trainer_save(&trainer, 2, SAVE_HELD);
+    trainer_close(&trainer);
+    EVENTUALLY(daemon_logged("the client ended before it had started its save"));
+    daemon_let_go();
+    CU(gpu.cuMemFree_v2(pointer));
+    finish();
+}
+
+static void quiet(void) {
+    struct trainer trainer;
+    begin(&(struct settings){0}, "DELAY_US=0");
+    trainer_open(&trainer, "quiet");
+    CUdeviceptr pointer = add_legacy(&trainer, 10000);
+    CHECK(trainer_register(&trainer) == 0);
+    trainer_fill(&trainer, 1);
+    word_quiet(trainer.page, true);
+    CHECK(!word_copying(trainer.page));
+    uint64_t begin_ms = now_ms();
+    trainer_save(&trainer, 1, 0);
+    CHECK(trainer_captured(&trainer) == CODE_OK); /* not for ever: it forgets the end */
+    CHECK(now_ms() - begin_ms >= WORD_QUIET_NS / NANOSECONDS_PER_MS);
+    word_quiet(trainer.page, false);
+    trainer_check(&trainer, 1);
+    word_quiet(trainer.page, true);
+    trainer_save(&trainer, 2, 0);
+    trainer_fill(&trainer, 2);
+    word_quiet(trainer.page, false);
+    CHECK(trainer_captured(&trainer) == CODE_OK);
+    trainer_check(&trainer, 2);
+    trainer_close(&trainer);
+    daemon_let_go();
+    CU(gpu.cuMemFree_v2(pointer));
+    finish();
+}
+
+/* empty_cache(): the memory goes back to the driver, and other memory comes at the same address. */
+static void released_and_described_anew(void) {
+    struct trainer trainer;
+    begin(&(struct settings){0}, "DELAY_US=0");
+    trainer_open(&trainer, "release");
+    uint64_t before = gpu_free_bytes();
+    CUdeviceptr pointer = add_legacy(&trainer, 100000);
+    CHECK(trainer_register(&trainer) == 0);
+    trainer_round(&trainer, 1);
+    for (uint64_t step = 2; step < 5; step++) {
+        trainer_release(&trainer);
+        CHECK(trainer_usage(&trainer).imports == 0);
+        CU(gpu.cuMemFree_v2(pointer));
+        CHECK(gpu_free_bytes() == before);
+        trainer.shard_count = trainer.writer.count = 0;
+        trainer.writer.size = 0;
+        CUdeviceptr again = add_legacy(&trainer, 100000);
+        CHECK(again == pointer); /* the stand-in gives addresses back at once */
+        CHECK(trainer_register(&trainer) == 0);
+        trainer_round(&trainer, step);
+    }
+    trainer_close(&trainer);
+    daemon_let_go();
+    CU(gpu.cuMemFree_v2(pointer));
+    finish();
+}
+
+/* What is described anew before the old description goes stays open; the stand-in refuses to open twice. */
+static void described_twice(void) {
+    struct trainer trainer;
+    begin(&(struct settings){0}, "REOPEN=refuse");
+    trainer_open(&trainer, "twice");
+    CUdeviceptr pointer = add_legacy(&trainer, 1000);
+    CHECK(trainer_register(&trainer) == 0);
+    uint32_t again = trainer_legacy(&trainer, pointer);
+    CHECK(trainer_probe(&trainer, again, pointer, 0));
+    CHECK(trainer_usage(&trainer).imports == 1);
+    CHECK(peer_send(&trainer.peer, MESSAGE_DEVICE_DROP, &(struct message_device_drop){.number = 0}, NULL, 0, -1));
+    CHECK(peer_answer(&trainer.peer) == MESSAGE_OK);
+    trainer_round(&trainer, 1); /* the set has it still */
+    trainer_close(&trainer);
+    daemon_let_go();
+    CU(gpu.cuMemFree_v2(pointer));
+    finish();
+}
+
+static void train_for_ever(void *argument) {
+    struct trainer trainer;
+    _Atomic uint32_t *step = argument;
+    gpu_begin();
+    trainer_open(&trainer, "killed");
+    add_legacy(&trainer, 1 << 17);
+    CHECK(trainer_register(&trainer) == 0);
+    for (;;) {
+        trainer_fill(&trainer, *step + 1);
+        trainer_save(&trainer, ++*step, 0);
+        CHECK(trainer_captured(&trainer) == CODE_OK);
+    }
+}
+
+/* In the middle of a capture: the daemon lets go of everything, and serves the next one. */
+static void trainer_killed(void) {
+    _Atomic uint32_t *step = shared_memory(sizeof *step);
+    configure(&(struct settings){.device = "piece = 256K"});
+    gpu_settings("DELAY_US=2000");
+    daemon_start();
+    for (int round = 0; round < 4; round++) {
+        uint32_t from = *step;
+        pid_t trainer = process_start(train_for_ever, step);
+        EVENTUALLY(*step >= from + 2);
+        pause_ms((unsigned)random_number(10));
+        process_kill(trainer);
+        daemon_let_go();
+    }
+    daemon_stop_unused();
+    gpu_check_mistakes();
+}
+
+static void daemon_killed(void) {
+    struct trainer trainer;
+    begin(&(struct settings){.device = "piece = 256K"}, "DELAY_US=1000");
+    trainer_open(&trainer, "unharmed");
+    CUdeviceptr pointer = add_legacy(&trainer, 1 << 17);
+    CHECK(trainer_register(&trainer) == 0);
+    trainer_fill(&trainer, 1);
+    uint64_t before = gpu_free_bytes();
+    trainer_save(&trainer, 1, 0);
+    daemon_kill();
+    uint64_t word;
+    CU(gpu.cuMemcpyDtoH_v2(&word, pointer, sizeof word)); /* the context is well */
+    peer_expect_end(&trainer.peer);
+    peer_close(&trainer.peer);
+    shards_writer_deinit(&trainer.writer);
+    EVENTUALLY(gpu_free_bytes() > before); /* what the daemon took is back */
+    daemon_start();
+    trainer_open(&trainer, "unharmed");
+    trainer_shard(&trainer, trainer_legacy(&trainer, pointer), 0,
+                  (struct gpu_shard){.memory = pointer, .words = 1 << 17});
+    CHECK(trainer_register(&trainer) == 0);
+    trainer_round(&trainer, 2);
+    trainer_close(&trainer);
+    daemon_let_go();
+    CU(gpu.cuMemFree_v2(pointer));
+    finish();
+}
+
+/* Each of these makes the probe say no, with the reason; then nothing is left. */
+static void refused_probes(void) {
+    static const struct {
+        const char *fault, *says;
+    } refusals[] = {
+        {"ckptd/cuDevicePrimaryCtxRetain:1=2", "out of memory"},
+        {"ckptd/cuStreamCreate:1=2", "cannot make a stream"},
+        {"ckptd/cuIpcOpenMemHandle_v2:1=2", "cuIpcOpenMemHandle"},
+        {"ckptd/cuIpcOpenMemHandle_v2:1=1", "cuIpcOpenMemHandle"},
+        {"ckptd/cuMemcpyDtoHAsync_v2:1=1", "cuMemcpyDtoHAsync"},
+        {"ckptd/run:1=700", "700"},
+    };
+    begin(&(struct settings){0}, "LEAKS=report");
+    CUdeviceptr pointer = allocate(1000);
+    for (size_t i = 0; i < ARRAY_SIZE(refusals); i++) {
+        struct trainer trainer;
+        trainer_open(&trainer, "refused");
+        uint32_t memory = trainer_legacy(&trainer, pointer);
+        gpu_fault(refusals[i].fault);
+        if (trainer_probe(&trainer, memory, pointer, 0))
+            FAIL("not refused: %s", refusals[i].fault);
+        CLEANUP(freep) char *why = strndup(trainer.peer.message.tail, trainer.peer.message.tail_length);
+        CLEANUP(freep) char *reason = status_text("sessions.0.source.push_reason");
+        if (!strstr(why, refusals[i].says) || !strstr(reason, refusals[i].says))
+            FAIL("%s: %s (%s)", refusals[i].fault, why, reason);
+        CHECK(daemon_logged("device memory cannot be read, the client must push"));
+        gpu_fault(NULL);
+        trainer_release(&trainer);
+        daemon_let_go();
+        memory = trainer_legacy(&trainer, pointer); /* afterwards it works */
+        CHECK(trainer_probe(&trainer, memory, pointer, 0));
+        trainer_close(&trainer);
+        daemon_let_go();
+    }
+    CU(gpu.cuMemFree_v2(pointer));
+    gpu_end();
+}
+
+/* The nonce says that what is read is what the client wrote. */
+static void wrong_nonce(void) {
+    struct trainer trainer;
+    begin(&(struct settings){0}, "DELAY_US=0");
+    trainer_open(&trainer, "nonce");
+    CUdeviceptr pointer = allocate(1000);
+    uint32_t memory = trainer_legacy(&trainer, pointer);
+    CHECK(!trainer_probe(&trainer, memory, pointer + 8, 0));
+    CHECK(memmem(trainer.peer.message.tail, trainer.peer.message.tail_length, "not what the client wrote", 25));
+    trainer_close(&trainer);
+    daemon_let_go();
+    CU(gpu.cuMemFree_v2(pointer));
+    finish();
+}
+
+static void no_driver(const char *setting, const char *says) {
+    struct trainer trainer;
+    const struct message_device_memory described = {.kind = DEVICE_LEGACY, .size = 4096, .uuid = "0123456789abcde"};
+    configure(&(struct settings){0});
+    gpu_settings(setting);
+    daemon_start();
+    trainer_open(&trainer, "none");
+    CHECK(peer_send(&trainer.peer, MESSAGE_DEVICE_MEMORY, &described, NULL, 0, -1));
+    CHECK(peer_answer(&trainer.peer) == MESSAGE_OK);
+    CHECK(peer_send(&trainer.peer, MESSAGE_DEVICE_PROBE, &(struct message_device_probe){0}, NULL, 0, -1));
+    CHECK(peer_answer(&trainer.peer) == MESSAGE_DEVICE_PROBED);
+    CHECK(((const struct message_device_probed *)trainer.peer.message.body)->flags == DEVICE_PROBED_REFUSED);
+    CLEANUP(freep) char *why = strndup(trainer.peer.message.tail, trainer.peer.message.tail_length);
+    if (!strstr(why, says))
+        FAIL("%s: %s", setting, why);
+    trainer_close(&trainer);
+    daemon_stop_unused();
+}
+
+static void toolkit_stub(void) { no_driver("INIT=34", "stub"); }
+static void no_device(void) { no_driver("INIT=100", "sees no device"); }
+static void other_device(void) { no_driver("DEVICES=1", "the daemon sees no device GPU-30313233-"); }
+
+static void exclusive_device(void) {
+    struct trainer trainer;
+    configure(&(struct settings){0});
+    gpu_settings("COMPUTE_MODE=3");
+    daemon_start();
+    gpu_begin();
+    trainer_open(&trainer, "exclusive");
+    CUdeviceptr pointer = allocate(1000);
+    CHECK(!trainer_probe(&trainer, trainer_legacy(&trainer, pointer), pointer, 0));
+    CHECK(memmem(trainer.peer.message.tail, trainer.peer.message.tail_length, "compute mode 3", 14));
+    trainer_close(&trainer);
+    CU(gpu.cuMemFree_v2(pointer));
+    finish();
+}
+
+static void devices_not_wanted(void) {
+    struct trainer trainer;
+    const struct message_device_memory described = {.kind = DEVICE_LEGACY, .size = 4096};
+    configure(&(struct settings){.device = "use = no"});
+    daemon_start();
+    trainer_open(&trainer, "unwanted");
+    CHECK(peer_send(&trainer.peer, MESSAGE_DEVICE_MEMORY, &described, NULL, 0, -1));
+    CHECK(peer_error(&trainer.peer) == CODE_E_DENIED);
+    trainer_close(&trainer);
+}
+
+/* Memory that cannot be pinned is copied to all the same. */
+static void unpinned_pool(void) {
+    struct trainer trainer;
+    begin(&(struct settings){0}, "FAULTS=ckptd/cuMemHostRegister_v2:1+=2");
+    trainer_open(&trainer, "unpinned");
+    CUdeviceptr pointer = add_legacy(&trainer, 1 << 17);
+    CHECK(trainer_register(&trainer) == 0);
+    trainer_round(&trainer, 1);
+    CHECK(status_number("cuda.devices.0.pinned_bytes") == 0);
+    CHECK(daemon_logged("stays unpinned"));
+    trainer_close(&trainer);
+    daemon_let_go();
+    CU(gpu.cuMemFree_v2(pointer));
+    finish();
+}
+
+/* A sticky error costs this capture and the context; what is described anew works in a new one. */
+static void spoiled_context(const char *device) {
+    struct trainer trainer;
+    begin(&(struct settings){.device = device}, "LEAKS=report");
+    trainer_open(&trainer, "spoiled");
+    CUdeviceptr pointer = add_legacy(&trainer, 1 << 17);
+    CHECK(trainer_register(&trainer) == 0);
+    trainer_round(&trainer, 1);
+    gpu_fault("ckptd/run:1=700");
+    trainer_fill(&trainer, 2);
+    trainer_save(&trainer, 2, 0);
+    CHECK(trainer_captured(&trainer) < 0);
+    gpu_fault(NULL);
+    trainer_save(&trainer, 3, 0); /* the set is of the context that is gone */
+    CHECK(trainer_captured(&trainer) < 0);
+    trainer_release(&trainer);
+    trainer.shard_count = trainer.writer.count = 0;
+    trainer.writer.size = 0;
+    trainer_shard(&trainer, trainer_legacy(&trainer, pointer), 0,
+                  (struct gpu_shard){.memory = pointer, .words = 1 << 17});
+    CHECK(trainer_register(&trainer) == 0);
+    trainer_round(&trainer, 4);
+    trainer_close(&trainer);
+    daemon_let_go();
+    CU(gpu.cuMemFree_v2(pointer));
+    gpu_end();
+}
+
+static void sticky_error(void) { spoiled_context("piece = 256K"); }
+static void sticky_error_in_the_arena(void) { spoiled_context("arena = 4M"); }
+
+/* A copy that never ends: its device is left alone, another goes on; when it answers, so is it. */
+static void stuck_device(void) {
+    struct trainer stuck, other;
+    uint8_t uuid[DEVICE_UUID_SIZE];
+    CUdeviceptr pointers[2];
+    begin(&(struct settings){.device = "piece = 256K", .deadlines = "device_s = 1"}, "DEVICES=2 LEAKS=report");
+    trainer_open(&stuck, "stuck");
+    pointers[0] = add_legacy(&stuck, 1 << 16);
+    CHECK(trainer_register(&stuck) == 0);
+    gpu_use(1, uuid);
+    trainer_open(&other, "other");
+    pointers[1] = add_legacy(&other, 1 << 16);
+    CHECK(trainer_register(&other) == 0);
+    trainer_round(&other, 1);
+    gpu_fault("ckptd/cuMemcpyDtoHAsync_v2:1=hang");
+    trainer_save(&stuck, 1, 0);
+    CHECK(trainer_captured(&stuck) == CODE_E_TIMEOUT || word_watermark(word_load(stuck.page)) == WORD_FAILED);
+    CHECK(daemon_logged("is stuck"));
+    CHECK(status_number("cuda.devices.0.stuck") == 1);
+    gpu_fault(NULL);
+    trainer_round(&other, 2);
+    CHECK(!trainer_probe(&stuck, 0, pointers[0], 0)); /* refused at once */
+    file_write(test_path("cuda/release"), "", 0);
+    EVENTUALLY(status_number("cuda.devices.0.stuck") == 0);
+    CHECK(trainer_probe(&stuck, 0, pointers[0], 0));
+    CHECK(trainer_register(&stuck) == 0);
+    trainer_round(&stuck, 2);
+    trainer_close(&stuck);
+    trainer_close(&other);
+    daemon_let_go();
+    EVENTUALLY(status_number("cuda.devices.1.in_use") == 0);
+    CU(gpu.cuMemFree_v2(pointers[1]));
+    gpu_use(0, uuid);
+    CU(gpu.cuMemFree_v2(pointers[0]));
+    gpu_end();
+    daemon_stop_unused();
+}
+
+int main(int argc, char **argv) {
+    static const struct test tests[] = {
+        TEST(legacy_memory),
+        TEST(range_of_chunks),
+        TEST(pooled_memory),
+        TEST(two_devices),
+        TEST(two_trainers),
+        TEST(device_tier),
+        TEST(device_tier_full),
+        TEST(held_save),
+        TEST(quiet),
+        TEST(released_and_described_anew),
+        TEST(described_twice),
+        TEST(trainer_killed),
+        TEST(daemon_killed),
+        TEST(refused_probes),
+        TEST(wrong_nonce),
+        TEST(toolkit_stub),
+        TEST(no_device),
+        TEST(other_device),
+        TEST(exclusive_device),
+        TEST(devices_not_wanted),
+        TEST(unpinned_pool),
+        TEST(sticky_error),
+        TEST(sticky_error_in_the_arena),
+        TEST(stuck_device),
+    };
+    return tests_run(tests, ARRAY_SIZE(tests), argc, argv);
+}
