@@ -350,6 +350,7 @@ static void begin_run(struct loop_op *op) {
 static void begin_done(struct loop_op *op) {
     struct drain *drain = CONTAINER_OF(op, struct drain, op);
     drain->progress++;
+    lane_tell_remade(drain->lane);
     if (drain->result < 0) {
         struct problem problem = drain->problem;
         drain->commit.open = false;

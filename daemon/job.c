@@ -20,6 +20,8 @@ static void version_free(struct version *version) {
     struct part *part;
     while ((part = TAILQ_FIRST(&version->parts)))
         part_free(part);
+    for (uint32_t i = 0; i < job->lane_count; i++)
+        free(version->lanes[i].problem);
     TAILQ_REMOVE(&job->versions, version, link);
     job->version_count--;
     free(version);
@@ -157,7 +159,7 @@ struct version *job_version(struct job *job, struct version_id id, uint32_t worl
     struct version *version = job_find_version(job, id);
     if (version)
         return version;
-    version = calloc(1, sizeof *version);
+    version = calloc(1, sizeof *version + job->lane_count * sizeof version->lanes[0]);
     if (!version)
         return NULL;
     version->job = job;
@@ -165,7 +167,7 @@ struct version *job_version(struct job *job, struct version_id id, uint32_t worl
     version->world = world;
     version->created_ns = loop_wall(job_loop(job));
     TAILQ_INIT(&version->parts);
-    for (uint32_t i = 0; i < LANES_MAX; i++) {
+    for (uint32_t i = 0; i < job->lane_count; i++) {
         version->lanes[i].version = version;
         version->lanes[i].lane = i;
     }
@@ -274,9 +276,8 @@ static void complete_run(struct loop_op *op) {
     uint32_t lane = vl->lane;
     struct job *job = version->job;
     struct tier *tier = job->lanes[lane]->tier;
-    vl->op_problem = PROBLEM_NONE;
     if (vl->op_publish) {
-        op->result = commit_complete(tier, job->name, version->id, vl->op_nonce, &vl->op_problem);
+        op->result = commit_complete(tier, job->name, version->id, vl->op_nonce, vl->op_problem);
         return;
     }
     char path[TIER_PATH_MAX];
@@ -309,11 +310,19 @@ static void version_complete(struct version *version, uint32_t lane) {
     job_sweep(job, lane);
 }
 
+/* The problem is the version's now. */
+static void lane_failed(struct version_lane *vl, struct problem *problem) {
+    free(vl->problem);
+    vl->problem = problem;
+    vl->failed = true;
+}
+
 static void complete_done(struct loop_op *op) {
     struct version_lane *vl = CONTAINER_OF(op, struct version_lane, op);
     struct version *version = vl->version;
     uint32_t lane = vl->lane;
     struct job *job = version->job;
+    struct problem *problem = STEAL(vl->op_problem);
     int r = (int)op->result;
     if (r == 0) {
         if (!vl->complete)
@@ -323,15 +332,15 @@ static void complete_done(struct loop_op *op) {
     } else if (r == COMMIT_E_ABSENT) {
         version->doomed = true;
     } else if (r == -EINVAL) {
-        vl->failed = true;
-        vl->problem = vl->op_problem;
-        report(job, &vl->op_problem);
-        lane_error(job->lanes[lane], &vl->op_problem);
+        report(job, problem);
+        lane_error(job->lanes[lane], problem);
+        lane_failed(vl, STEAL(problem));
     } else {
-        problem_set(&vl->op_problem, r, "cannot complete a version: %s", strerror(-r));
-        lane_error(job->lanes[lane], &vl->op_problem);
+        problem_set(problem, r, "cannot complete a version: %s", strerror(-r));
+        lane_error(job->lanes[lane], problem);
         look_again(version, lane);
     }
+    free(problem);
     sessions_changed(job);
     version->busy--;
     job_prune(job);
@@ -351,6 +360,11 @@ static void complete_start(struct version *version, uint32_t lane) {
     vl->op_publish = vl->committed >= version->world || version_find_part(version, 0) || !job->sessions ||
                      waited > PUBLISH_OTHERS_NS;
     vl->op_nonce = server_nonce(job->server);
+    vl->op_problem = calloc(1, sizeof *vl->op_problem);
+    if (!vl->op_problem) {
+        look_again(version, lane);
+        return;
+    }
     job_ref(job);
     version->busy++;
     loop_work(job_loop(job), &vl->op, job->lanes[lane]->group, complete_run, complete_done);
@@ -403,10 +417,11 @@ void version_there_already(struct version *version, uint32_t lane) {
 }
 
 void version_failed(struct version *version, uint32_t lane, const struct problem *problem) {
-    struct version_lane *vl = &version->lanes[lane];
     struct job *job = version->job;
-    vl->failed = true;
-    vl->problem = *problem;
+    struct problem *kept = malloc(sizeof *kept);
+    if (kept)
+        *kept = *problem;
+    lane_failed(&version->lanes[lane], kept);
     struct problem told = PROBLEM_NONE;
     problem_set(&told, problem->code, "step %llu did not reach tier %s: %s", (unsigned long long)version->id.step,
                 job->lanes[lane]->config.name, problem->text);
@@ -505,6 +520,7 @@ int job_level_reached(struct job *job, struct version_id id, uint32_t rank, enum
         (whole_version ? version->captured >= version->world : part && part_is_captured(part)))
         return CODE_OK;
     bool possible = level == LEVEL_CAPTURED && part && part->state != PART_FAILED;
+    static const struct problem unknown = {.code = -EIO, .text = "it did not reach the tier"};
     const struct problem *failure = NULL;
     for (uint32_t i = 0; i < job->lane_count; i++) {
         struct version_lane *vl = &version->lanes[i];
@@ -513,7 +529,7 @@ int job_level_reached(struct job *job, struct version_id id, uint32_t rank, enum
         if (vl->complete || (!whole_version && part && (part->committed_lanes & 1u << i)))
             return CODE_OK;
         if (vl->failed)
-            failure = &vl->problem;
+            failure = vl->problem ? vl->problem : &unknown;
         else if (vl->wanted && !vl->superseded)
             possible = true;
     }

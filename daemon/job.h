@@ -25,12 +25,12 @@ struct version_lane {
     uint32_t committed; /* parts, of this daemon's */
     bool wanted;        /* some part goes there */
     bool complete, failed, superseded;
-    struct problem problem; /* failed */
-    uint64_t retry_ns;      /* backoff of looking for other nodes' parts */
-    uint64_t first_ns;      /* when the first part was committed */
-    struct loop_op op;      /* completing (work) */
-    struct loop_op timer;   /* looking again */
-    struct problem op_problem;
+    struct problem *problem;    /* why it failed; NULL: no memory to say */
+    uint64_t retry_ns;          /* backoff of looking for other nodes' parts */
+    uint64_t first_ns;          /* when the first part was committed */
+    struct loop_op op;          /* completing (work) */
+    struct loop_op timer;       /* looking again */
+    struct problem *op_problem; /* while `op` is busy */
     uint64_t op_nonce;
     bool op_publish;
 };
@@ -44,8 +44,8 @@ struct version {
     uint32_t captured; /* parts */
     bool doomed;       /* a part is absent: it cannot be complete, unless that rank's save is retried */
     uint64_t created_ns;
-    struct version_lane lanes[LANES_MAX];
-    uint32_t busy; /* operations in flight that use it, restores that read it */
+    uint32_t busy;               /* operations in flight that use it, restores that read it */
+    struct version_lane lanes[]; /* the job's: many versions are kept, and they are most of one */
 };
 
 /* Retention in one lane of a job: at most one at a time. */

@@ -125,6 +125,17 @@ void lane_error(struct lane *lane, const struct problem *problem) {
     log_error(lane->server->log, "%s tier=%s", problem_text(problem, problem->code), lane->config.name);
 }
 
+void lane_tell_remade(struct lane *lane) {
+    uint64_t remade = lane->tier->counters.remade;
+    if (lane->remade == remade)
+        return;
+    struct problem problem = PROBLEM_NONE;
+    lane->remade = remade;
+    problem_set(&problem, -ENOENT, "tier %s: the directory %s was removed with the checkpoints in it; it was made anew",
+                lane->config.name, lane->tier->root);
+    lane_error(lane, &problem);
+}
+
 static void rate_elapsed(struct loop_op *op) {
     struct lane *lane = CONTAINER_OF(op, struct lane, rate_timer);
     if (op->result == 0)

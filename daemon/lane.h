@@ -34,6 +34,7 @@ struct lane {
     uint64_t chunks_bad, copies_bad; /* read from here: digests that were wrong, copies that were given up as damaged */
     uint32_t stuck_workers;
     struct problem last_error;
+    uint64_t remade; /* as often as we have told */
 
     uint64_t rate_next_ns; /* the limiter: no write before this time */
     struct loop_op rate_timer;
@@ -51,5 +52,7 @@ void lane_free(struct lane *lane);
 
 /* Remembers and logs an error of this lane. */
 void lane_error(struct lane *lane, const struct problem *problem);
+/* Tells if the tier had to make its root again: what it held is lost. */
+void lane_tell_remade(struct lane *lane);
 /* May `bytes` be written now? False: the limiter's timer will pump the lane again. */
 bool lane_rate_allows(struct lane *lane, uint64_t bytes);

@@ -654,13 +654,17 @@ void part_chunk_written(struct part *part, uint32_t index) {
 /* The lanes of a windowed part follow each other: each reads it from one before. */
 static void windowed_goes_on(struct part *part, uint32_t lane) {
     struct version *version = part->version;
+    if (lane == LANES_MAX) /* there was none */
+        return;
+    static const struct problem unknown = {.code = -EIO, .text = "the tier before it failed"};
+    const struct problem *why = version->lanes[lane].problem ? version->lanes[lane].problem : &unknown;
     for (uint32_t i = lane + 1; i < version->job->lane_count; i++) {
         if (!(part->wanted_lanes & 1u << i) || part->committed_lanes & 1u << i || part->drains[i])
             continue;
         if (part->durable && drain_new(part, i) == 0)
             return;
         if (!part->durable && part->state == PART_CAPTURED) /* its bytes are nowhere any more */
-            version_failed(version, i, &version->lanes[lane].problem);
+            version_failed(version, i, why);
     }
 }
 

@@ -12,7 +12,8 @@
 /*
  * A directory on a POSIX file system, local or parallel. The root is opened once, and every path
  * is relative to that descriptor: if the root is renamed or something is mounted over it, a running
- * daemon goes on in the directory in which it began, and never splits a version over two.
+ * daemon goes on in the directory in which it began, and never splits a version over two. Only when
+ * that directory was removed, with all it held, another is made in its place, on the same file system.
  *
  * Data goes through a second descriptor with O_DIRECT where that works: a checkpoint that passes
  * through the page cache evicts the job's own input data, and its writeback arrives in bursts. What
@@ -24,7 +25,8 @@
  */
 
 struct posix {
-    int root_fd;
+    int root_fd; /* this number for good, whatever it refers to */
+    char root[TIER_PATH_MAX];
     unsigned capabilities;
     mode_t directory_mode, file_mode;
     char clock_file[32]; /* touched to read the file system's clock; one for each user */
@@ -38,11 +40,51 @@ static int64_t timespec_ns(struct timespec time) {
     return (int64_t)time.tv_sec * (int64_t)NANOSECONDS_PER_SECOND + time.tv_nsec;
 }
 
+static int open_parent(const char *root) {
+    char parent[TIER_PATH_MAX];
+    strcpy(parent, root);
+    char *slash = strrchr(parent, '/');
+    slash[slash == parent ? 1 : 0] = '\0';
+    return open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+}
+
+/* The root is made if only its last component is missing: a missing parent is a typing error or a
+ * file system that is not mounted, and making it would fill the wrong disk. */
+static int make_root(const char *root, mode_t mode) {
+    if (mkdir(root, mode) < 0)
+        return errno == EEXIST ? 0 : -errno;
+    CLEANUP(closep) int fd = open_parent(root);
+    if (fd < 0)
+        return errno == EACCES ? 0 : -errno; /* a parent that may be searched, not read */
+    return fsync(fd) < 0 && errno != EINVAL ? -errno : 0;
+}
+
+/* Somebody removed the root under our feet. What comes in its place must lie on the same file system: on another
+ * we would not know what works there, and an empty mount point is not where checkpoints belong. */
+static bool make_root_again(const struct posix *posix) {
+    struct stat removed, status;
+    if (fstat(posix->root_fd, &removed) < 0 || removed.st_nlink > 0)
+        return false;
+    CLEANUP(closep) int parent = open_parent(posix->root);
+    if (parent < 0 || fstat(parent, &status) < 0 || status.st_dev != removed.st_dev ||
+        make_root(posix->root, posix->directory_mode) < 0)
+        return false;
+    CLEANUP(closep) int fd = open(posix->root, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    /* At once for all workers, whatever they are about to do relative to it. */
+    return fd >= 0 && fstat(fd, &status) == 0 && status.st_dev == removed.st_dev &&
+           dup3(fd, posix->root_fd, O_CLOEXEC) >= 0;
+}
+
 static int posix_make_directory(void *self, const char *path) {
     struct posix *posix = self;
     if (mkdirat(posix->root_fd, path, posix->directory_mode) == 0)
         return 0;
-    return errno == EEXIST ? TIER_E_EXISTS : -errno;
+    if (errno == EEXIST)
+        return TIER_E_EXISTS;
+    int error = errno;
+    if (error != ENOENT || !make_root_again(posix))
+        return -error;
+    return mkdirat(posix->root_fd, path, posix->directory_mode) == 0 ? TIER_E_REMADE : -errno;
 }
 
 /* The same open file description's file once more, with O_DIRECT; by /proc, so that a rename in
@@ -371,21 +413,6 @@ static const struct tier_ops posix_ops = {
     .free = posix_free,
 };
 
-/* The root is made if only its last component is missing: a missing parent is a typing error or a
- * file system that is not mounted, and making it would fill the wrong disk. */
-static int make_root(const char *root, mode_t mode) {
-    if (mkdir(root, mode) < 0)
-        return errno == EEXIST ? 0 : -errno;
-    char parent[TIER_PATH_MAX];
-    strcpy(parent, root);
-    char *slash = strrchr(parent, '/');
-    slash[slash == parent ? 1 : 0] = '\0';
-    CLEANUP(closep) int fd = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0)
-        return errno == EACCES ? 0 : -errno; /* a parent that may be searched, not read */
-    return fsync(fd) < 0 && errno != EINVAL ? -errno : 0;
-}
-
 int tier_posix_new(const struct tier_posix_options *options, struct tier **ret_tier, struct problem *problem) {
     const char *name = options->name, *root = options->root;
     if (strlen(name) == 0 || strlen(name) >= TIER_NAME_MAX)
@@ -421,6 +448,7 @@ int tier_posix_new(const struct tier_posix_options *options, struct tier **ret_t
     struct posix *posix = calloc(1, sizeof *posix);
     if (!posix)
         return -ENOMEM;
+    strcpy(posix->root, root);
     posix->capabilities = capabilities;
     posix->directory_mode = directory_mode;
     posix->file_mode = options->file_mode ? options->file_mode : 0666;

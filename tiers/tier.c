@@ -87,7 +87,10 @@ void tier_freep(struct tier **tier) { tier_free(*tier); }
 
 int tier_make_directory(struct tier *tier, const char *path) {
     assert(path_is_plain(path));
-    return answer(tier, tier->ops->make_directory(tier->self, path));
+    int r = answer(tier, tier->ops->make_directory(tier->self, path));
+    if (r == TIER_E_REMADE)
+        count(&tier->counters.remade, 1);
+    return r;
 }
 
 int tier_make_directories(struct tier *tier, const char *path) {
@@ -382,6 +385,8 @@ void tier_path_text(const struct tier *tier, const char *path, char ret_text[TIE
 
 static const char *remedy(int code) {
     switch (-code) {
+    case ENOENT:
+        return "; was the directory removed, or its file system unmounted?";
     case ENOSPC:
         return "; free some space there, or keep fewer versions";
     case EDQUOT:
@@ -401,6 +406,7 @@ static const char *remedy(int code) {
 }
 
 int tier_problem(struct problem *problem, const struct tier *tier, int code, const char *verb, const char *path) {
+    const char *what_to_do = remedy(code); /* nothing, where a file is just absent */
     if (code == TIER_E_ABSENT)
         code = -ENOENT;
     else if (code == TIER_E_EXISTS)
@@ -411,5 +417,5 @@ int tier_problem(struct problem *problem, const struct tier *tier, int code, con
     size_t length = strlen(text), shown = PROBLEM_TEXT_MAX / 2;
     bool cut = length > shown;
     return problem_set(problem, code, "tier %s: cannot %s %s%s: %s%s", tier->name, verb, cut ? "..." : "",
-                       cut ? text + length - shown : text, strerror(-code), remedy(code));
+                       cut ? text + length - shown : text, strerror(-code), what_to_do);
 }

@@ -32,6 +32,7 @@
 enum {
     TIER_E_ABSENT = 1, /* no such file or directory */
     TIER_E_EXISTS = 2, /* the new name is taken */
+    TIER_E_REMADE = 3, /* the directory was made, and the root before it: it had been removed */
 };
 
 enum tier_capability {
@@ -69,7 +70,7 @@ struct tier_entries {
 /* What an implementation provides. Every function may block. `self` is its own state. */
 struct tier_ops {
     const char *kind;                                    /* "posix", "mem", "fault", "delay" */
-    int (*make_directory)(void *self, const char *path); /* TIER_E_EXISTS; parents exist */
+    int (*make_directory)(void *self, const char *path); /* TIER_E_EXISTS, _REMADE; parents exist */
     int (*create)(void *self, const char *path, uint64_t size, struct tier_file *file); /* exclusive; preallocates */
     int (*open)(void *self, const char *path, struct tier_file *file);                  /* for reading; TIER_E_ABSENT */
     int (*close)(void *self, struct tier_file *file);
@@ -98,7 +99,7 @@ struct tier_ops {
 
 /* Counters that the door keeps; any thread may read them. */
 struct tier_counters {
-    _Atomic uint64_t bytes_written, bytes_read, writes, reads, syncs, renames, errors;
+    _Atomic uint64_t bytes_written, bytes_read, writes, reads, syncs, renames, errors, remade;
 };
 
 struct tier {
@@ -149,7 +150,7 @@ int tier_fault_parse(const char *text, struct tier_fault_options *ret_options, s
 int tier_delay_new(struct tier *inner, uint64_t delay_ms, struct tier **ret_tier) MUST_CHECK;
 
 /* The door. */
-int tier_make_directory(struct tier *tier, const char *path);   /* one; TIER_E_EXISTS */
+int tier_make_directory(struct tier *tier, const char *path);   /* one; TIER_E_EXISTS, _REMADE */
 int tier_make_directories(struct tier *tier, const char *path); /* and parents, all durable; EXISTS is 0 */
 int tier_create(struct tier *tier, const char *path, uint64_t size, struct tier_file *ret_file);
 int tier_open(struct tier *tier, const char *path, struct tier_file *ret_file);

@@ -16,6 +16,7 @@
 
 static pid_t foreground; /* of daemon_start; 0: none */
 static bool killed;      /* the last one: it could not tidy up */
+static uid_t user;       /* whose daemon it is to be; 0: ours */
 
 void configure(const struct settings *settings) {
     char text[4096];
@@ -45,11 +46,21 @@ static const char *program(void) {
     return path;
 }
 
+void daemon_user(uid_t uid) { user = uid; }
+
 static void run_daemon(void) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     int log = open(test_path("log"), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-    if (log >= 0 && dup2(log, 2) >= 0)
-        execl(program(), "ckptd", "--config", test_path("ckptd.conf"), "--socket", test_path("sock"), (char *)NULL);
+    const char *const arguments[] = {"ckptd", "--config", test_path("ckptd.conf"), "--socket", test_path("sock"), NULL};
+    if (log < 0 || dup2(log, 2) < 0)
+        _exit(127);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (user) {
+        int file = open(program(), O_RDONLY); /* that user may have no way to it */
+        become_user(user);
+        fexecve(file, (char *const *)arguments, environ);
+    } else {
+        execv(program(), (char *const *)arguments);
+    }
     _exit(127);
 }
 
@@ -204,4 +215,30 @@ char *status_text(const char *path) {
     char *text = strdup(json_string_value(at));
     json_decref(root);
     return text;
+}
+
+uint64_t daemon_proc(const char *key) {
+    char path[64], line[256], name[64];
+    snprintf(path, sizeof path, "/proc/%d/status", daemon_pid());
+    FILE *file = fopen(path, "re");
+    unsigned long long number;
+    CHECK(file);
+    while (fgets(line, sizeof line, file))
+        if (sscanf(line, "%63[^:]: %llu", name, &number) == 2 && strcmp(name, key) == 0) {
+            fclose(file);
+            return number;
+        }
+    FAIL("%s has no %s", path, key);
+}
+
+unsigned daemon_descriptors(void) {
+    char path[64];
+    unsigned count = 0;
+    snprintf(path, sizeof path, "/proc/%d/fd", daemon_pid());
+    DIR *entries = opendir(path);
+    CHECK(entries);
+    for (struct dirent *entry; (entry = readdir(entries));)
+        count += entry->d_name[0] != '.';
+    closedir(entries);
+    return count;
 }

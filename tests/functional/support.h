@@ -30,6 +30,9 @@ int tests_run(const struct test *tests, size_t count, int argc, char **argv);
 _Noreturn void test_fail(const char *file, int line, const char *format, ...) __attribute__((format(printf, 3, 4)));
 _Noreturn void test_skip(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* Called once, at the test's end however it ends, before its processes are killed. Children inherit none. */
+void test_at_end(void (*fn)(void));
+
 #define FAIL(...) test_fail(__FILE__, __LINE__, __VA_ARGS__)
 #define CHECK(condition)                                                                                               \
     do {                                                                                                               \
@@ -80,6 +83,14 @@ void file_flip(const char *path, off_t offset);
 /* How many files below `directory` (of the test's) have names that end so. */
 unsigned files_ending(const char *directory, const char *suffix);
 
+/* ---- the machine ---- */
+
+/* From now on what is mounted is seen by this test and its children only, and gone with them; skips the test
+ * where that is not allowed. */
+void mounts_begin(void);
+/* A file system in memory at this directory of the test's, made with it; skips where that is not allowed. */
+void mount_memory(const char *directory, const char *options);
+
 /* ---- the daemon ---- */
 
 struct settings {
@@ -94,6 +105,15 @@ void configure(const struct settings *settings);
 void daemon_start(void);
 /* With one more environment variable. */
 void daemon_start_with(const char *name, const char *value);
+/* Sanitizers keep freed memory: there, the daemon's size tells nothing. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define MEMORY_TELLS false
+#else
+#define MEMORY_TELLS true
+#endif
+
+/* Daemons that are started from now on run as this user. */
+void daemon_user(uid_t uid);
 /* Of daemon_start, or the one that was started on demand; 0: none. */
 pid_t daemon_pid(void);
 /* Sends the signal and waits for the end. Returns the wait status. */
@@ -116,11 +136,16 @@ void allow_on_demand(void);
  * likewise (the caller frees). */
 int64_t status_number(const char *path);
 char *status_text(const char *path);
+/* A number of the daemon's /proc/PID/status, such as "RssAnon" (in KiB); the descriptors it has open. */
+uint64_t daemon_proc(const char *key);
+unsigned daemon_descriptors(void);
 /* The log so far has these words. */
 bool daemon_logged(const char *words);
 
 /* ---- processes ---- */
 
+/* The calling process, forked from a test, is this user from now on, and the daemon may still read it. */
+void become_user(uid_t uid);
 /* A forked process that runs fn and exits with 0; it dies with the test. */
 pid_t process_start(void (*fn)(void *argument), void *argument);
 void process_signal(pid_t pid, int signal_number);

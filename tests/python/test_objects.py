@@ -2,6 +2,7 @@
 """Flattening and restoring, on versions kept in memory (memory_handle.py). No torch is needed here."""
 import array
 import collections
+import copy
 import ctypes
 import logging
 import os
@@ -13,7 +14,7 @@ from unittest import mock
 
 import paths
 import ckptd
-from ckptd import binding, collective, watchdog
+from ckptd import arrays, binding, collective, watchdog
 from memory_handle import Store, without_daemon
 
 
@@ -353,6 +354,100 @@ class WithoutPackages(unittest.TestCase):
             assert (live["a"] == data["a"]).all() and live["s"] == 2 and type(live["s"]) is numpy.float32
             assert numpy.random.rand() == drawn
         """)
+
+
+class Thing:
+    def __init__(self):
+        self.number = 1
+
+    def __eq__(self, other):
+        return self.number == other.number
+
+
+class NoticingChanges(InMemory):
+    """What did not change since the last save is not looked at closely: so whatever does change must be seen."""
+
+    def check(self, state, *changes):
+        with ckptd.Checkpointer("job", d=state, allow_pickle=True) as ckpt:
+            for step, change in enumerate((lambda: None, lambda: None, *changes, lambda: None), start=1):
+                change()
+                expected = copy.deepcopy(state)
+                self.assertIs(ckpt.save(step), ckptd.SaveResult.SAVED)
+                ckpt.fence()
+                live = {}
+                self.restored({"step": step}, d=live, allow_pickle=True)
+                self.compare(live, expected, step)
+
+    def compare(self, live, expected, step):
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].testing.assert_equal(live, expected, "after change %d" % (step - 2))
+        else:
+            self.assertEqual(live, expected, "after change %d" % (step - 2))
+
+    def test_containers(self):
+        state = {"n": 1, "f": 1.5, "list": [1, {"x": "y"}], "tuple": (1, [2]), "set": {1}, "thing": Thing(), "b": b"1",
+                 "queue": collections.deque([1]), "buffer": bytearray(b"abc"), "none": None}
+        self.check(
+            state,
+            lambda: state.update(n=2),
+            lambda: state.update(n=True),
+            lambda: state.update(f=float("inf")),
+            lambda: state["list"].append(3),
+            lambda: state["list"].reverse(),
+            lambda: state["list"][1].update(x=5) if type(state["list"][1]) is dict else None,
+            lambda: state["tuple"][1].append(None),
+            lambda: state["set"].add(2),
+            lambda: setattr(state["thing"], "number", 7),
+            lambda: state["queue"].append(9),
+            lambda: state["buffer"].extend(b"defgh"),
+            lambda: state.update(buffer=bytearray(b"xyz")),
+            lambda: state.update(list=[]),
+            lambda: state.pop("none"),
+            lambda: state.update(new={"deep": [{"er": 1}]}),
+            lambda: state["new"]["deep"][0].update(er=2),
+            lambda: state.update(b=state.pop("b")),
+        )
+
+    @paths.needs_numpy
+    def test_arrays(self):
+        import numpy
+
+        state = {"a": numpy.arange(12.0), "in": {"b": numpy.arange(6, dtype="f4"), "c": numpy.zeros((2, 3))}, "n": 1}
+
+        def grow():
+            state["a"].resize(5000, refcheck=False)
+            state["a"][:] = 3
+
+        def reshape():
+            state["a"].shape = (50, 100)
+
+        def retype():
+            state["in"]["b"].dtype = "i4"
+
+        def restride():
+            state["in"]["c"].strides = (0, 8)
+
+        self.check(
+            state, grow, reshape, retype, restride,
+            lambda: state.update(n=2),
+            lambda: state["a"].fill(7),
+            lambda: state.update(a=numpy.ones(3)),
+            lambda: state["in"].update(b=numpy.ones(6, "i4")),
+            lambda: state["in"].pop("c"),
+            lambda: state.update(a="no array"),
+        )
+
+
+@paths.needs_numpy
+class Fingerprints(unittest.TestCase):
+    def test_an_array_that_lies_elsewhere_makes_none(self):
+        import numpy
+
+        values = [numpy.zeros(3), numpy.zeros(3)]
+        addresses = [value.ctypes.data for value in values]
+        fingerprint = arrays.NumpyFingerprint.create(values, addresses)
+        self.assertTrue(fingerprint is None or fingerprint.matches(values))
+        self.assertIsNone(arrays.NumpyFingerprint.create(values, [addresses[0], addresses[1] + 8]))
 
 
 @paths.needs_numpy

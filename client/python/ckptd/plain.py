@@ -27,6 +27,8 @@ class PlainSource:
         self._fenced = fenced
         self._prefix = names.escape(name)
         self._cache = tree.LeafCache()
+        self._watch: "Optional[tree.Watch]" = None
+        self._text = ""
         self._values = values
         self._in_values = not tree.is_mutable(value) and arrays.describe(value, self._prefix) is None
         if self._in_values:
@@ -35,6 +37,8 @@ class PlainSource:
     def scan(self) -> "tuple[list[Leaf], str]":
         if self._in_values:
             self.value = self._values[self.name]
+        if self._watch is not None and self._watch.unchanged(self.value) and self._cache.reuse():
+            return self._cache.current, self._text
         before = self._cache.current
         gatherer = tree.Gatherer({leaf.name: leaf for leaf in before})
         encoded = typed.encode(self.value, self._prefix, gatherer, self.allow_pickle)
@@ -46,7 +50,9 @@ class PlainSource:
             for leaf in fresh.leaves:
                 leaf.fenced = self._fenced
             self._cache.replace(fresh.leaves)
-        return self._cache.current, '{"kind":"plain","v":%s}' % typed.to_text(encoded)
+        self._text = '{"kind":"plain","v":%s}' % typed.to_text(encoded)
+        self._watch = tree.Watch(self.value, self._cache.current)
+        return self._cache.current, self._text
 
     def plan(self, plan: Plan, state: Any) -> None:
         live = {leaf.name: leaf for leaf in self._cache.current}

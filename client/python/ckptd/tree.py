@@ -20,6 +20,12 @@ def is_torch(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def is_ndarray(value: Any) -> bool:
+    """Of numpy itself: subclasses may have another idea of their memory."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and type(value) is numpy.ndarray
+
+
 def same_objects(left: "Iterable[Any]", right: "Iterable[Any]") -> bool:
     """Both have the same objects in the same order; the lengths are known to be equal."""
     return all(map(operator.is_, left, right))
@@ -32,12 +38,16 @@ class LeafCache:
     def __init__(self) -> None:
         self.current: "list[Leaf]" = []
         self._torch: "list[Any]" = []
+        self._numpy: "list[Any]" = []
         self._other: "list[Leaf]" = []
         self._fingerprint: Any = None
+        self._numpy_fingerprint: "Optional[arrays.NumpyFingerprint]" = None
 
     def reuse(self) -> bool:
         """True if the memory of `current` is still what it was."""
         if self._torch and not self._fingerprint.matches(self._torch):
+            return False
+        if self._numpy_fingerprint is not None and not self._numpy_fingerprint.matches(self._numpy):
             return False
         for leaf in self._other:
             again = arrays.describe(leaf.value, leaf.name)
@@ -49,12 +59,59 @@ class LeafCache:
         self.current = leaves
         self._torch = [leaf.value for leaf in leaves if leaf.form == "torch" and is_torch(leaf.value)
                        and leaf.keep is leaf.value]
-        known = set(map(id, self._torch))
+        self._watch_numpy([leaf for leaf in leaves if is_ndarray(leaf.value)])
+        known = set(map(id, self._torch + self._numpy))
         self._other = [leaf for leaf in leaves if id(leaf.value) not in known and leaf.value is not None]
         if self._torch:
             from . import tensors
 
             self._fingerprint = tensors.Fingerprint(self._torch)
+
+    def _watch_numpy(self, leaves: "list[Leaf]") -> None:
+        values = [leaf.value for leaf in leaves]
+        self._numpy_fingerprint = arrays.NumpyFingerprint.create(values, [leaf.address for leaf in leaves])
+        self._numpy = [] if self._numpy_fingerprint is None else values
+
+
+#: Values that stay what they are, so that the same object is the same value.
+_IMMUTABLE = frozenset((type(None), bool, int, float, complex, str, bytes))
+
+
+class Watch:
+    """A tree of dicts, lists and tuples as it was. That it is still the same is seen from the identities of what is in
+    it, far faster than by encoding it again. `complete` is False if something in it could change unseen."""
+
+    def __init__(self, value: Any, leaves: "list[Leaf]"):
+        self._root = value
+        self._known = {id(leaf.value) for leaf in leaves}
+        self._dicts: "list[tuple[Any, list[Any], list[Any]]]" = []
+        self._sequences: "list[tuple[Any, list[Any]]]" = []
+        self.complete = self._add(value)
+
+    def _add(self, value: Any) -> bool:
+        kind = type(value)
+        if kind in _IMMUTABLE or id(value) in self._known:
+            return True
+        if kind is dict or kind is collections.OrderedDict:
+            keys, items = list(value), list(value.values())
+            self._dicts.append((value, keys, items))
+            return all(type(key) in _IMMUTABLE for key in keys) and all(map(self._add, items))
+        if kind is list or kind is tuple:
+            items = list(value)
+            self._sequences.append((value, items))
+            return all(map(self._add, items))
+        return False
+
+    def unchanged(self, value: Any) -> bool:
+        return (
+            self.complete
+            and value is self._root
+            and all(
+                len(table) == len(keys) and same_objects(table, keys) and same_objects(table.values(), items)
+                for table, keys, items in self._dicts
+            )
+            and all(len(table) == len(items) and same_objects(table, items) for table, items in self._sequences)
+        )
 
 
 class Gatherer:

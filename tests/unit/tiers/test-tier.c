@@ -435,6 +435,31 @@ static void test_posix_new(void **state) {
     sandbox_deinit(&sandbox);
 }
 
+/* A root that was removed is made again with the first directory below it, if its parent is there. */
+static void test_posix_removed(void **state) {
+    struct sandbox sandbox;
+    sandbox_init(&sandbox);
+    struct tier *tier;
+    char parent[128], root[140];
+    snprintf(parent, sizeof parent, "%s/disk", sandbox.path);
+    snprintf(root, sizeof root, "%s/root", parent);
+    struct tier_posix_options options = {.name = "local", .root = root, .level = LEVEL_LOCAL, .allow_network = true};
+    assert_int_equal(mkdir(parent, 0700), 0);
+    assert_int_equal(tier_posix_new(&options, &tier, NULL), 0);
+    assert_int_equal(tier_make_directory(tier, "no/no"), -ENOENT);
+    assert_int_equal(tier->counters.remade, 0);
+    assert_int_equal(rmdir(root) + rmdir(parent), 0);
+    assert_int_equal(tier_make_directories(tier, "a/b"), -ENOENT);
+    assert_int_equal(mkdir(parent, 0700), 0);
+    assert_int_equal(tier_make_directories(tier, "a/b"), 0);
+    assert_int_equal(tier->counters.remade, 1);
+    assert_int_equal(tier_write_file(tier, "a/b/f", "x", 1), 0);
+    snprintf(root, sizeof root, "%s/root/a/b/f", parent);
+    assert_int_equal(access(root, F_OK), 0);
+    tier_free(tier);
+    sandbox_deinit(&sandbox);
+}
+
 static void test_posix_full(void **state) {
     struct sandbox sandbox;
     sandbox_init(&sandbox);
@@ -593,6 +618,7 @@ int main(void) {
         cmocka_unit_test(test_door),
         cmocka_unit_test(test_posix_strangers),
         cmocka_unit_test(test_posix_new),
+        cmocka_unit_test(test_posix_removed),
         cmocka_unit_test(test_posix_full),
         cmocka_unit_test(test_fault_parse),
         cmocka_unit_test(test_fault_fires),
