@@ -156,7 +156,9 @@ struct ckpt_open_options {
 };
 
 /* Finds the daemon (starts one if none runs and the search order allows), joins or claims this
- * run, and learns from which version it resumes. Blocks, by its deadline. */
+ * run, and learns from which version it resumes. Blocks, by its deadline. If a newer version than that
+ * is there and cannot be used, CKPT_OK comes with a warning on every rank, in ckpt_strerror_last(); if
+ * none can be used, CKPT_E_DAMAGED. */
 CKPT_PUBLIC int ckpt_open(const char *job, const struct ckpt_open_options *options, ckpt **ret);
 
 /* Fences (default 60 s), says goodbye, frees everything, also memory from ckpt_alloc: stop using it
@@ -341,7 +343,8 @@ struct ckpt_restore_options {
 };
 
 /* Opens a version and returns with its index; no tensor is read. CKPT_NONE: the job has no version
- * (*ret untouched). CKPT_E_DAMAGED: it has, but none is usable. */
+ * (*ret untouched). CKPT_E_DAMAGED: it has, but none is usable. A newer one that was passed over is a
+ * warning, as in ckpt_open. */
 CKPT_PUBLIC int ckpt_restore_open(ckpt *c, const struct ckpt_restore_options *options, ckpt_restore **ret);
 CKPT_PUBLIC void ckpt_restore_close(ckpt_restore *r);
 
