@@ -76,18 +76,23 @@ static void verb_close(struct actor *actor, char **words) {
     puts("{}");
 }
 
-/* memory shared|private noise|compressible BYTES SHARDS: what will be saved. Shared memory needs an open job. */
+/* memory shared|private|untouched noise|compressible|nothing BYTES SHARDS: what will be saved. Shared memory needs an
+ * open job. */
 static void verb_memory(struct actor *actor, char **words) {
     size_t size = number(words[3]), count = number(words[4]);
     if (strcmp(words[1], "shared") == 0) {
         void *data = NULL;
         check(ckpt_alloc(actor->ckpt, size, &data), "alloc");
         actor->source = (struct memory){.data = data, .size = size, .count = count};
+    } else if (strcmp(words[1], "untouched") == 0) {
+        memory_reserve(&actor->source, size, count);
     } else {
         memory_new(&actor->source, size, count);
     }
     if (strcmp(words[2], "noise") == 0)
         memory_fill_noise(&actor->source);
+    else if (strcmp(words[2], "nothing") == 0)
+        memory_fill_nothing(&actor->source);
     else
         memory_fill_compressible(&actor->source);
     puts("{}");
@@ -222,10 +227,13 @@ static void verb_fence(struct actor *actor, char **words) {
 
 /* ---- restoring ---- */
 
-/* target: memory to restore (or copy) into. */
+/* target BYTES SHARDS [untouched]: memory to restore (or copy) into. */
 static void verb_target(struct actor *actor, char **words) {
     memory_free(&actor->target);
-    memory_new(&actor->target, number(words[1]), number(words[2]));
+    if (words[3])
+        memory_reserve(&actor->target, number(words[1]), number(words[2]));
+    else
+        memory_new(&actor->target, number(words[1]), number(words[2]));
     puts("{}");
 }
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """how fast memory is copied into the pool, with digests
 
-From `save` to the end of its fence, one capture thread, pages of 4 KiB that were touched before, against one memcpy of
-the same bytes by one thread into touched memory. After a fork the daemon reads /proc/PID/mem, since
+From `save` to the end of its fence, pages of 4 KiB that were touched before, against one memcpy of the same bytes by one
+thread into touched memory: with one capture thread, and with as many as are the default. After a fork the daemon reads /proc/PID/mem, since
 process_vm_readv would un-share the pages that the child still has: the program's private memory must not grow.
 """
 
@@ -24,11 +24,12 @@ def measure(bench, actor, first):
     return pairs
 
 
-def run(bench):
-    size = bench.size(GIB, 4)
+def both(bench, kind, size, floors):
+    """With one capture thread, then with as many as the daemon takes by itself."""
     growth = None
-    for kind, floor in (("shared", 0.75), ("private", 0.5)):
-        with bench.daemon(kind, 2 * size, options="capture_threads = 1") as daemon, bench.actor(daemon) as actor:
+    for threads, floor in zip(("one thread", "default"), floors):
+        options = "capture_threads = 1" if threads == "one thread" else ""
+        with bench.daemon(f"{kind}-{threads}", 2 * size, options=options) as daemon, bench.actor(daemon) as actor:
             actor.open(kind)
             actor("memory", kind, "noise", size, 64)
             actor("target", size, 64)
@@ -36,12 +37,20 @@ def run(bench):
             for warm in range(2):  # touches the pool
                 actor("save", warm, CAPTURED, 0)
             daemon.settle()
-            bench.book.speed(f"capture, {kind}, {size // MIB} MiB", measure(bench, actor, 10), "memcpy", floor)
-            if kind == "private":
+            name = f"capture, {kind}, {size // MIB} MiB, {threads}"
+            bench.book.speed(name, measure(bench, actor, 10), "memcpy", floor)
+            if kind == "private" and threads == "default":
                 actor("fork")
                 before = private_bytes(actor.pid)
                 actor("save", 100, CAPTURED, 0)
                 growth = private_bytes(actor.pid) - before
                 actor("copy")  # the target's pages are shared with the child, too: now they are not
                 bench.book.speed("capture, private, after a fork", measure(bench, actor, 200), "memcpy")
+    return growth
+
+
+def run(bench):
+    size = bench.size(GIB, 4)
+    both(bench, "shared", size, (0.75, 0.75))
+    growth = both(bench, "private", size, (None, 0.5))
     bench.book.count("growth of the program after a fork and a capture", [growth / MIB], 1, "MiB")

@@ -2,7 +2,7 @@
 """lz4 against raw, and one event loop against the other
 
 Time from `save` until LOCAL, two daemons in turns. What encoding gains depends on how slow the storage is: with a fast
-local disk it loses time and saves room. `auto` must not cost much where nothing compresses.
+local disk it loses time and saves room. `auto` must not cost more than a little anywhere, whether bytes compress or not.
 """
 
 from harness import GIB, LOCAL, MIB
@@ -49,6 +49,12 @@ def run(bench):
         for codec in ("lz4", "auto"):
             encoded = {"tier_options": KEEP + f"codec = {codec}"}
             pairs, stored = compare(bench, data, size, encoded, raw)
-            bench.book.time(f"{codec}, {data} bytes, stored as {stored:.0%}", pairs, "raw")
+            ceiling = 1.05 if codec == "auto" or data == "noise" else None
+            bench.book.time(f"{codec}, {data} bytes, stored as {stored:.0%}", pairs, "raw", ceiling)
+    slow = {"tier_options": KEEP + "rate_mib_s = 200\n"}
+    for codec in ("lz4", "auto"):
+        encoded = {"tier_options": slow["tier_options"] + f"codec = {codec}"}
+        pairs, stored = compare(bench, "compressible", size, encoded, slow)
+        bench.book.time(f"{codec}, compressible bytes, a tier of 200 MiB/s, stored as {stored:.0%}", pairs, "raw", 1.05)
     pairs, _ = compare(bench, "noise", size, {**raw, "loop": "posix"}, {**raw, "loop": "uring"})
     bench.book.time("the posix loop, raw", pairs, "io_uring")

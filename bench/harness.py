@@ -210,6 +210,16 @@ class Daemon:
         text = pathlib.Path(f"/proc/{self.pid}/status").read_text()
         return {line.split(":")[0]: int(line.split()[1]) for line in text.splitlines() if line.startswith("Rss")}
 
+    def own_memory(self):
+        """MiB resident beside the pool."""
+        memory = self.memory()
+        return (memory["RssAnon"] + memory["RssFile"]) / 1024
+
+    def processor_time(self):
+        """Seconds, of all its threads."""
+        ticks = pathlib.Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
+        return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
     def end(self):
         if self.process.poll() is None:
             self.process.kill()

@@ -44,6 +44,4 @@ def run(bench):
             bench.book.count(f"wakeups in {SECONDS} s, a client that does nothing", [woken], None, "wakeups")
         time.sleep(3)
         bench.book.count(f"wakeups in {SECONDS} s, after its clients", [during(daemon.pid)], 0, "wakeups")
-        memory = daemon.memory()
-        own = (memory["RssAnon"] + memory["RssFile"]) / 1024
-        bench.book.count("memory beside the pool", [own], 8, "MiB")
+        bench.book.count("memory beside the pool", [daemon.own_memory()], 8, "MiB")

@@ -9,15 +9,19 @@
 #define BLOCK 64
 #define BLOCK_NOISE 16 /* of a compressible block */
 
-void memory_new(struct memory *memory, size_t size, size_t count) {
-    void *data = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+void memory_reserve(struct memory *memory, size_t size, size_t count) {
+    void *data = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (data == MAP_FAILED) {
         perror("bench: mmap");
         exit(1);
     }
     madvise(data, size, MADV_NOHUGEPAGE);
-    memset(data, 1, size);
     *memory = (struct memory){.data = data, .size = size, .count = count};
+}
+
+void memory_new(struct memory *memory, size_t size, size_t count) {
+    memory_reserve(memory, size, count);
+    memset(memory->data, 1, size);
 }
 
 void memory_free(struct memory *memory) {
@@ -59,6 +63,8 @@ static void fill(struct memory *memory, size_t noise_per_block) {
 void memory_fill_noise(struct memory *memory) { fill(memory, BLOCK); }
 
 void memory_fill_compressible(struct memory *memory) { fill(memory, BLOCK_NOISE); }
+
+void memory_fill_nothing(struct memory *memory) { stamp(memory); }
 
 size_t memory_find_wrong(const struct memory *memory, size_t first, size_t end) {
     for (size_t shard = first; shard < end; shard++)

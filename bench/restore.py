@@ -4,8 +4,12 @@
 Into touched memory, all bytes verified. From the host tier against memcpy; from the local tier, with nothing of it
 cached, against fio reading the same file with O_DIRECT, the same block and depth. "Fresh" is a daemon that has
 just started, whose pool has not been touched; "used" one whose pool is smaller than the version, so that nothing
-of the last restore helps the next.
+of the last restore helps the next. The first tensor also of a version of 16 GiB: of memory that the program has hardly
+touched, so that it is zeros, which take 0.4 % of the room with codec = lz4; the tables are those of 16 GiB all the same.
 """
+
+import os
+import time
 
 from harness import GIB, LOCAL, MIB
 
@@ -32,6 +36,33 @@ def reader(bench, daemon, size, shards, number):
         actor("target", size, SHARDS)
         actor.open("restore", run=f"reader-{number}")
         return actor("restore", shards)["restore_ns"] / 1e9
+
+
+def first_of_a_large_one(bench):
+    size = 16 * GIB // (8 if bench.quick else 1)
+    with bench.daemon("large", GIB, tier_options="codec = lz4\nkeep = 1") as daemon:
+        with bench.actor(daemon) as actor:
+            actor.open("restore", run="writer")
+            actor("memory", "untouched", "nothing", size, SHARDS)
+            actor("protect")
+            actor("save", 1, LOCAL, LOCAL)
+        times = []
+        for number in range(bench.repeats):
+            daemon.restart()
+            bench.drop_caches(daemon.tiers["local"])
+            with bench.actor(daemon) as actor:
+                actor("target", size, SHARDS, "untouched")
+                actor.open("restore", run=f"reader-{number}")
+                listing = listed(daemon.tiers["local"])
+                times.append((actor("restore", 1)["restore_ns"] / 1e9, listing))
+        bench.book.time(f"first tensor of {size // GIB} GiB, local tier", times, "listing", limit=20e-3)
+
+
+def listed(root):
+    start = time.monotonic()
+    for _ in os.walk(root):
+        pass
+    return time.monotonic() - start
 
 
 def run(bench):
@@ -71,3 +102,4 @@ def run(bench):
                 floor = bench.fio("read", part.stat().st_size // (4 * MIB) * 4 * MIB, part)
                 used.append((actor("restore", SHARDS)["restore_ns"] / 1e9, floor))
         bench.book.speed("restore from the local tier, used", used, "fio", 0.9)
+    first_of_a_large_one(bench)

@@ -34,19 +34,19 @@ def measure(bench, size, shards, pool):
         return pairs
 
 
-def python(bench):
+def python(bench, kind):
     """The same of the Python package: 10,000 tensors, whose objects are looked through at each save."""
-    with bench.daemon("save-python", "256M") as daemon:
+    with bench.daemon(f"save-{kind}", "256M") as daemon:
         environment = {
             **os.environ,
             "CKPT_SOCKET": str(daemon.socket),
             "PYTHONPATH": str(pathlib.Path(__file__).resolve().parent.parent / "client/python"),
             "CKPT_LIBRARY": str(bench.build / "client/libckpt.so"),
         }
-        command = [sys.executable, __file__, str(4 * bench.repeats)]
+        command = [sys.executable, __file__, kind, str(4 * bench.repeats)]
         ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if ran.returncode:
-        bench.book.note("Python: left out: " + (ran.stderr.strip().splitlines() or ["no reason"])[-1])
+        bench.book.note(f"Python, {kind}: left out: " + (ran.stderr.strip().splitlines() or ["no reason"])[-1])
         return None
     return json.loads(ran.stdout)
 
@@ -63,22 +63,38 @@ def run(bench):
         medians[name] = statistics.median(ours for ours, _ in pairs)
         ratios.append(statistics.median(ours / ping for ours, ping in pairs))
     bench.book.count("save, slowest by fastest, in ping-pongs", [max(ratios) / min(ratios)], 2, "times")
-    times = python(bench)
-    if times:
-        c = medians[sizes[1][0]]
-        bench.book.time(f"save in Python, {TENSORS} tensors in a dict", [(ours, c) for ours in times], "C")
+    c = medians[sizes[1][0]]
+    for kind, what in (("numpy", "numpy arrays in a dict"), ("torch", "torch tensors in a dict"),
+                       ("module", "parameters of a torch module")):
+        times = python(bench, kind)
+        if times:
+            bench.book.time(f"save in Python, {TENSORS} {what}", [(ours, c) for ours in times], "C")
+            bench.book.count("   that is, per tensor", [ours / TENSORS * 1e6 for ours in times], None, "us")
+
+
+def tensors(kind):
+    """10,000 of 26 numbers each."""
+    import ckptd
+
+    if kind == "numpy":
+        import numpy
+
+        return ckptd.fenced({f"layers.{i}.weight": numpy.zeros(26, dtype=numpy.float32) for i in range(TENSORS)})
+    import torch
+
+    if kind == "torch":
+        return ckptd.fenced({f"layers.{i}.weight": torch.zeros(26) for i in range(TENSORS)})
+    return torch.nn.ParameterList(torch.nn.Parameter(torch.zeros(26)) for _ in range(TENSORS))
 
 
 def main():
     import time
 
     import ckptd
-    import numpy
 
-    arrays = {f"layers.{i}.weight": numpy.zeros(26, dtype=numpy.float32) for i in range(TENSORS)}
-    with ckptd.Checkpointer("python", state=ckptd.fenced(arrays)) as ckpt:
+    with ckptd.Checkpointer("python", state=tensors(sys.argv[1])) as ckpt:
         times = []
-        for step in range(int(sys.argv[1])):
+        for step in range(int(sys.argv[2])):
             start = time.perf_counter()
             ckpt.save(step, to="CAPTURED")
             times.append(time.perf_counter() - start)

@@ -2,7 +2,7 @@
 """many shards, many versions
 
 Protecting 100,000 shards includes the first save, which registers them; it is compared with making and keeping as many
-names. Opening a job of 1,000 versions with 16 parts each is compared with listing the same directories; cold
+names. So are 100,000 by each of ten clients at the same time, with what the daemon's memory beside the pool grows by. Opening a job of 1,000 versions with 16 parts each is compared with listing the same directories; cold
 means that the kernel has forgotten them.
 """
 
@@ -14,7 +14,7 @@ import time
 
 from harness import CAPTURED, MIB, Actor
 
-SHARDS, VERSIONS, PARTS = 100_000, 1000, 16
+SHARDS, VERSIONS, PARTS, CLIENTS = 100_000, 1000, 16, 10
 
 
 def shards(bench):
@@ -27,6 +27,34 @@ def shards(bench):
             ours = actor("protect")["protect_ns"] + actor("save", 0, CAPTURED, 0)["save_ns"]
             pairs.append((ours / 1e9, names / 1e9))
     bench.book.time(f"protect and register {SHARDS} shards", pairs, "names", limit=1)
+
+
+def a_million(bench):
+    count = SHARDS // 10 if bench.quick else SHARDS
+    pairs, memory = [], []
+    for number in range(bench.repeats):
+        with bench.daemon(f"million-{number}", "256M") as daemon:
+            before = daemon.own_memory()
+            actors = [Actor(bench, daemon.socket) for _ in range(CLIENTS)]
+            for client, actor in enumerate(actors):
+                actor.open(f"shards-{client}")
+                actor("memory", "shared", "compressible", 16 * MIB, count)
+            names = sum(actor("names")["names_ns"] for actor in actors)
+            start = time.monotonic()
+            for actor in actors:
+                actor.tell("protect")
+            for actor in actors:
+                actor.answer()
+            for actor in actors:
+                actor.tell("save", 0, CAPTURED, 0)
+            for actor in actors:
+                actor.answer()
+            pairs.append((time.monotonic() - start, names / 1e9))
+            memory.append((daemon.own_memory() - before) * MIB / (CLIENTS * count))
+            for actor in actors:
+                actor.end()
+    bench.book.time(f"protect and register {CLIENTS * count} shards, {CLIENTS} clients", pairs, "names", limit=15)
+    bench.book.count("memory beside the pool, per shard", memory, 1024, "bytes")
 
 
 def listing(root):
@@ -87,4 +115,5 @@ def versions(bench):
 
 def run(bench):
     shards(bench)
+    a_million(bench)
     versions(bench)
