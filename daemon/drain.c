@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Chunks are written in the order of capture, each in a slot of the drain; the lane bounds how many
- * are in flight over all its drains. Encoded chunks follow each other in the file, so one chunk is
- * encoded at a time per drain and gets its place when its length is known; its write then overlaps
- * the next encoding.
+ * are in flight over all its drains. Several are encoded at a time, as many as there are threads for
+ * it. In the file chunks follow each other in their order, so an encoded one gets its place when its
+ * length is known and all before it have theirs.
  *
  * A chunk is digested again after it was written (decoded, if it is encoded), which also tells of bytes
  * that changed while they were being written. What went bad in memory since the capture is not
@@ -34,6 +34,9 @@ struct slot {
     uint8_t *decoded; /* to compare it with what it was; kept, too */
     bool good;        /* what was written is what was captured */
     uint32_t stored_length;
+    bool tried;            /* to encode it: `auto` may have seen that it is not worth it */
+    bool ready;            /* its stored length is known, it waits for its place */
+    uint64_t submitted_ns; /* to the encoders, or to the tier */
     uint64_t offset;
     uint64_t length, done; /* to be written, padded; written */
     struct loop_op op;
@@ -51,9 +54,10 @@ struct drain {
     uint32_t tries;
     struct commit commit;
     struct manifest_chunk *table;
-    uint32_t next, written, in_flight;
+    uint32_t next, placed, written, in_flight;
     uint64_t file_end;
-    bool encoding, encoded_any;
+    uint32_t encoding;
+    bool fetching, encoded_any;
     struct slot *slots;
     struct holding *holding; /* for chunks that left memory */
     struct loop_op op;       /* begin, finish, abandon, or the pause */
@@ -271,7 +275,7 @@ static void pause_elapsed(struct loop_op *op) {
     }
     if (drain->holding) /* look at all tiers again */
         holding_unref(STEAL(drain->holding));
-    drain->next = drain->written = 0;
+    drain->next = drain->placed = drain->written = 0;
     drain->file_end = 0;
     drain->encoded_any = false;
     drain->state = DRAIN_WAITING;
@@ -309,9 +313,14 @@ static void try_over(struct drain *drain) {
 static void abandon_run(struct loop_op *op) { commit_abandon(&CONTAINER_OF(op, struct drain, op)->commit); }
 static void abandon_done(struct loop_op *op) { try_over(CONTAINER_OF(op, struct drain, op)); }
 
+static void slot_over(struct slot *slot);
+
 /* Ends the try as soon as nothing is in flight; the temporary goes first. */
 static void drain_give_up(struct drain *drain) {
     drain->state = DRAIN_ABANDONING;
+    for (uint32_t i = 0; i < drain->lane->config.depth; i++)
+        if (drain->slots[i].ready)
+            slot_over(&drain->slots[i]);
     if (drain->in_flight || loop_op_busy(&drain->op))
         return;
     if (drain->commit.open)
@@ -417,7 +426,7 @@ static void slot_over(struct slot *slot) {
     struct drain *drain = slot->drain;
     pool_buffer_unref(STEAL(slot->buffer));
     slot->encoded = NULL;
-    slot->used = false;
+    slot->used = slot->ready = false;
     drain->in_flight--;
     drain->lane->writes--;
     drain->progress++;
@@ -443,6 +452,7 @@ static void slot_written(struct loop_op *op) {
     struct slot *slot = CONTAINER_OF(op, struct slot, op);
     struct drain *drain = slot->drain;
     if (op->result <= 0) {
+        drain->lane->writing--;
         slot_failed(slot, op->result < 0 ? (int)op->result : -EIO);
         return;
     }
@@ -452,6 +462,9 @@ static void slot_written(struct loop_op *op) {
         slot_submit(slot);
         return;
     }
+    lane_took(&drain->lane->write_ns, loop_now(drain_server(drain)->loop) - slot->submitted_ns, drain->lane->writing,
+              slot->length);
+    drain->lane->writing--;
     /* Raw ones not behind what is encoded for other lanes. */
     loop_work(drain_server(drain)->loop, &slot->op, slot->encoded ? drain_server(drain)->encoders : drain->lane->group,
               confirm_run, confirm_done);
@@ -531,14 +544,33 @@ static void slot_submit(struct slot *slot) {
                       slot->length - slot->done, slot->offset + slot->done, slot_written);
 }
 
-/* Its stored length is known: it gets its place in the file. */
-static void slot_place(struct slot *slot) {
-    struct drain *drain = slot->drain;
-    slot->offset = drain->file_end;
-    slot->length = align_up(slot->stored_length, TIER_ALIGNMENT);
-    slot->done = 0;
-    drain->file_end += slot->length;
-    slot_submit(slot);
+/* Gives places in the file to those whose turn it is. */
+static void place_ready(struct drain *drain) {
+    bool found = true;
+    while (found) {
+        found = false;
+        for (uint32_t i = 0; i < drain->lane->config.depth; i++) {
+            struct slot *slot = &drain->slots[i];
+            if (!slot->ready || slot->index != drain->placed)
+                continue;
+            slot->ready = false;
+            slot->offset = drain->file_end;
+            slot->length = align_up(slot->stored_length, TIER_ALIGNMENT);
+            slot->done = 0;
+            slot->submitted_ns = loop_now(drain_server(drain)->loop);
+            drain->file_end += slot->length;
+            drain->placed++;
+            drain->lane->writing++;
+            slot_submit(slot);
+            found = true;
+        }
+    }
+}
+
+/* Its stored length is known. */
+static void slot_ready(struct slot *slot) {
+    slot->ready = true;
+    place_ready(slot->drain);
 }
 
 static void encode_run(struct loop_op *op) {
@@ -552,6 +584,7 @@ static void encode_run(struct loop_op *op) {
     size_t room = codec_bound(drain->part->chunks[0].length); /* none is longer */
     if (!slot->room && !(slot->room = aligned_alloc(TIER_ALIGNMENT, room)))
         return; /* raw is always right */
+    slot->tried = true;
     slot->stored_length = codec_encode(CODEC_LZ4, data, raw, slot->room);
     if (slot->stored_length == raw)
         return;
@@ -562,36 +595,48 @@ static void encode_run(struct loop_op *op) {
 static void encode_done(struct loop_op *op) {
     struct slot *slot = CONTAINER_OF(op, struct slot, op);
     struct drain *drain = slot->drain;
-    drain->encoding = false;
+    struct lane *lane = drain->lane;
+    struct server *server = drain_server(drain);
+    uint32_t raw = drain->part->chunks[slot->index].length;
+    if (slot->tried)
+        lane_encoded(lane, loop_now(server->loop) - slot->submitted_ns, server->encoding, raw, slot->stored_length);
+    server->encoding--;
+    drain->encoding--;
     if (drain->state == DRAIN_ABANDONING) {
         slot_over(slot);
         drain_give_up(drain);
         return;
     }
     drain->encoded_any = drain->encoded_any || slot->encoded;
-    slot_place(slot);
+    slot_ready(slot);
     drain_write(drain);
 }
 
 /* The slot has its bytes: encode, or write as they are. */
 static void slot_start(struct slot *slot) {
     struct drain *drain = slot->drain;
-    if (drain->lane->config.codec == CODEC_RAW) {
+    struct lane *lane = drain->lane;
+    struct server *server = drain_server(drain);
+    if (lane->config.codec == CODEC_RAW || (lane->config.codec == CODEC_AUTO && !lane_gains(lane))) {
         slot->stored_length = drain->part->chunks[slot->index].length;
-        slot_place(slot);
+        slot_ready(slot);
         return;
     }
-    loop_work(drain_server(drain)->loop, &slot->op, drain_server(drain)->encoders, encode_run, encode_done);
+    drain->encoding++;
+    server->encoding++;
+    slot->tried = false;
+    slot->submitted_ns = loop_now(server->loop);
+    loop_work(server->loop, &slot->op, server->encoders, encode_run, encode_done);
 }
 
 static void slot_fetched(struct holding_request *request) {
     struct slot *slot = CONTAINER_OF(request, struct slot, fetch);
     struct drain *drain = slot->drain;
     slot->buffer = request->buffer;
+    drain->fetching = false;
     if (request->result) {
         drain->in_flight--;
         slot->used = false;
-        drain->encoding = false;
         int result = request->result;
         struct problem problem = request->problem;
         if (drain->part->chunks[slot->index].bad) { /* which is why it was asked for */
@@ -606,16 +651,12 @@ static void slot_fetched(struct holding_request *request) {
     }
     drain->lane->writes++;
     if (drain->state == DRAIN_ABANDONING) {
-        drain->encoding = false;
         slot_over(slot);
         drain_give_up(drain);
         return;
     }
     slot_start(slot);
-    if (drain->lane->config.codec == CODEC_RAW) {
-        drain->encoding = false;
-        drain_write(drain);
-    }
+    drain_write(drain);
 }
 
 static struct slot *free_slot(struct drain *drain) {
@@ -625,13 +666,13 @@ static struct slot *free_slot(struct drain *drain) {
     return NULL;
 }
 
-/* Starts as many chunks as are captured and allowed. `encoding` also orders fetches: places in the
- * file are given in the order of the chunks. */
+/* Starts as many chunks as are captured and allowed. One is fetched at a time: those behind it wait for
+ * their places, and would only take memory. */
 static void drain_write(struct drain *drain) {
     struct part *part = drain->part;
     struct lane *lane = drain->lane;
-    while (drain->state == DRAIN_WRITING && !drain->encoding && drain->next < part->captured &&
-           lane->writes < lane->config.depth) {
+    while (drain->state == DRAIN_WRITING && !drain->fetching && drain->next < part->captured &&
+           lane->writes < lane->config.depth && drain->encoding < drain_server(drain)->config->codec_threads) {
         struct slot *slot = free_slot(drain);
         bool yields = lane->urgent && !part->urgent;
         if (!slot || yields || (!part->urgent && !lane_rate_allows(lane, part->chunks[drain->next].length)))
@@ -647,7 +688,7 @@ static void drain_write(struct drain *drain) {
         slot->index = drain->next++;
         slot->op = LOOP_OP_INIT;
         drain->in_flight++;
-        drain->encoding = !in_memory || lane->config.codec != CODEC_RAW;
+        drain->fetching = !in_memory;
         if (in_memory) {
             lane->writes++;
             slot->buffer = pool_buffer_ref(part->chunks[slot->index].buffer);

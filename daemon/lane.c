@@ -157,3 +157,35 @@ bool lane_rate_allows(struct lane *lane, uint64_t bytes) {
     lane->rate_next_ns = now + bytes * NANOSECONDS_PER_SECOND / MIB(lane->config.rate_mib_s);
     return true;
 }
+
+/* What was not known is learnt, and every so often again. */
+#define GAINS_LOOK_EVERY 32
+#define MEAN_WEIGHT 8
+#define PPM 1000000
+
+static void mean_add(uint64_t *mean, uint64_t value) {
+    *mean = *mean ? (*mean * (MEAN_WEIGHT - 1) + value) / MEAN_WEIGHT : value;
+}
+
+void lane_took(uint64_t *mean_ns, uint64_t took_ns, uint32_t together, uint64_t bytes) {
+    uint64_t per_mib = took_ns * (double)MIB(1) / ((double)max_u64(together, 1) * max_u64(bytes, 1));
+    mean_add(mean_ns, max_u64(per_mib, 1));
+}
+
+void lane_encoded(struct lane *lane, uint64_t took_ns, uint32_t together, uint32_t raw, uint32_t stored) {
+    lane_took(&lane->encode_ns, took_ns, together, raw);
+    mean_add(&lane->stored_ppm, max_u64(stored * (uint64_t)PPM / max_u64(raw, 1), 1));
+    if (lane->config.rate_mib_s) /* it was counted with all its bytes */
+        lane->rate_next_ns -=
+            min_u64(lane->rate_next_ns, (raw - stored) * NANOSECONDS_PER_SECOND / MIB(lane->config.rate_mib_s));
+}
+
+/* Encoding and writing overlap, so the slower of both counts. */
+bool lane_gains(struct lane *lane) {
+    if (!lane->write_ns || !lane->encode_ns || lane->asked++ % GAINS_LOOK_EVERY == 0)
+        return true;
+    uint64_t write_ns = lane->write_ns;
+    if (lane->config.rate_mib_s)
+        write_ns = max_u64(write_ns, NANOSECONDS_PER_SECOND / lane->config.rate_mib_s);
+    return max_u64(lane->encode_ns, write_ns * lane->stored_ppm / PPM) < write_ns;
+}

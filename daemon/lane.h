@@ -38,6 +38,13 @@ struct lane {
 
     uint64_t rate_next_ns; /* the limiter: no write before this time */
     struct loop_op rate_timer;
+
+    /* What `auto` decides by: running means, each per MiB and in the time of all that were in flight together. */
+    uint32_t writing;    /* chunks that the tier has */
+    uint64_t write_ns;   /* of what is stored */
+    uint64_t encode_ns;  /* of what is encoded */
+    uint64_t stored_ppm; /* of an encoded chunk, so much is left */
+    uint32_t asked;      /* lane_gains */
 };
 
 /* Opens the tier (blocking) with its wrappers. */
@@ -56,3 +63,9 @@ void lane_error(struct lane *lane, const struct problem *problem);
 void lane_tell_remade(struct lane *lane);
 /* May `bytes` be written now? False: the limiter's timer will pump the lane again. */
 bool lane_rate_allows(struct lane *lane, uint64_t bytes);
+
+/* A chunk took so long, one of `together` in flight. */
+void lane_took(uint64_t *mean_ns, uint64_t took_ns, uint32_t together, uint64_t bytes);
+void lane_encoded(struct lane *lane, uint64_t took_ns, uint32_t together, uint32_t raw, uint32_t stored);
+/* Would it be faster to encode the next chunk than to write it as it is? */
+bool lane_gains(struct lane *lane);

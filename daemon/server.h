@@ -67,6 +67,7 @@ struct server {
     uint32_t capturing;           /* of their threads, or waiting for one */
     struct loop_group *verifiers; /* digest what restores take from memory: the program waits, so on all processors */
     struct loop_group *encoders;  /* compress */
+    uint32_t encoding;            /* chunks that they have */
     struct loop_group *names;     /* registrations, and opening tiers that come with a job */
     struct devices *devices;      /* GPUs */
     struct point_hook point_hook; /* of all its tiers */

@@ -32,8 +32,8 @@ const struct config_key config_keys[] = {
     {CONFIG_DAEMON, "capture_threads", CONFIG_NUMBER, IN_CONFIG(capture_threads), 1, 256, NULL, "2",
      "Threads that copy out of the jobs' memory. Default: one per 8 processors, at least 2 (1 where there is one "
      "processor)."},
-    {CONFIG_DAEMON, "codec_threads", CONFIG_NUMBER, IN_CONFIG(codec_threads), 1, 256, "1", NULL,
-     "Threads that encode and decode chunks."},
+    {CONFIG_DAEMON, "codec_threads", CONFIG_NUMBER, IN_CONFIG(codec_threads), 1, 256, NULL, "2",
+     "Threads that encode chunks. Default: as capture_threads."},
     {CONFIG_DAEMON, "nice", CONFIG_NUMBER, IN_CONFIG(nice), -20, 19, "0", NULL,
      "The daemon's nice value; negative ones need the privilege."},
     {CONFIG_DAEMON, "stop_grace_s", CONFIG_SECONDS, IN_CONFIG(stop_grace_ms), 0, CONFIG_YEAR_S, "30", NULL,
@@ -71,7 +71,8 @@ const struct config_key config_keys[] = {
      "one %. Required.",
      true},
     {CONFIG_TIER, "codec", CONFIG_CODEC, IN_TIER(codec), 0, 0, "raw", NULL,
-     "raw, lz4, or auto, which samples each part. Raw parts are plain .safetensors files."},
+     "raw, lz4, or auto, which samples each chunk, and encodes where the tier is slower than that. Raw parts are plain "
+     ".safetensors files."},
     {CONFIG_TIER, "depth", CONFIG_NUMBER, IN_TIER(depth), 1, 256, "8", NULL, "Chunks in flight."},
     {CONFIG_TIER, "workers", CONFIG_NUMBER, IN_TIER(workers), 1, LOOP_GROUP_THREADS_MAX / 4, "4", NULL,
      "Threads for names and syncs."},
@@ -368,9 +369,8 @@ void config_tier_default(const char *name, const char *path, enum level level, s
 
 void config_default(struct config *ret_config) {
     long processors = sysconf(_SC_NPROCESSORS_ONLN);
-    *ret_config = (struct config){.capture_threads = processors > 16  ? (uint32_t)processors / 8
-                                                     : processors > 1 ? 2
-                                                                      : 1};
+    uint32_t threads = processors > 16 ? (uint32_t)processors / 8 : processors > 1 ? 2 : 1;
+    *ret_config = (struct config){.capture_threads = threads, .codec_threads = threads};
     set_fallbacks(CONFIG_DAEMON, ret_config);
     set_fallbacks(CONFIG_POOL, ret_config);
     set_fallbacks(CONFIG_DEVICE, ret_config);

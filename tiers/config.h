@@ -53,7 +53,7 @@ struct config {
     int log_level;                              /* enum log_level */
     char log_file[1024];                        /* empty: stderr, or beside the socket when on demand */
     uint32_t capture_threads;                   /* default 1 per 8 cores, at least 2 if there are */
-    uint32_t codec_threads;                     /* default 1 */
+    uint32_t codec_threads;                     /* default: the same */
     int32_t nice;                               /* of capture and codec threads' process; default 0 */
     uint64_t stop_grace_ms;                     /* 30 s */
     uint64_t idle_exit_ms;                      /* on demand only: 600 s */

@@ -31,7 +31,7 @@ static void test_defaults(void **state) {
     assert_int_equal(config.log_level, LOG_LEVEL_INFO);
     assert_string_equal(config.log_file, "");
     assert_true(config.capture_threads >= 1);
-    assert_int_equal(config.codec_threads, 1);
+    assert_int_equal(config.codec_threads, config.capture_threads);
     assert_int_equal(config.nice, 0);
     assert_int_equal(config.stop_grace_ms, 30000);
     assert_int_equal(config.idle_exit_ms, 600000);
