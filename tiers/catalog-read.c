@@ -172,6 +172,14 @@ static int check_part(const struct check *check, const struct complete_part *par
     return 0;
 }
 
+/* What is missing may have been removed since complete.json was read, which goes first. */
+static bool was_removed(const struct check *check) {
+    char path[TIER_PATH_MAX];
+    struct tier_entry ignored;
+    layout_file(check->escaped, check->version, "complete.json", path);
+    return tier_stat(check->tier, path, &ignored) == TIER_E_ABSENT;
+}
+
 int catalog_check_parts(struct tier *tier, const char *job, struct version_id version, struct complete *ret_complete,
                         char **ret_text, size_t *ret_size, struct problem *problem) {
     char escaped[256], path[TIER_PATH_MAX];
@@ -188,9 +196,14 @@ int catalog_check_parts(struct tier *tier, const char *job, struct version_id ve
     r = tier_list(tier, path, &check.entries);
     if (r < 0)
         tier_problem(problem, tier, r, "list", path);
+    struct problem damage = PROBLEM_NONE;
     for (uint32_t i = 0; r == 0 && i < complete.summary.world; i++)
-        r = check_part(&check, &complete.parts[i], problem);
+        r = check_part(&check, &complete.parts[i], &damage);
     tier_entries_deinit(&check.entries);
+    if (r == -EBADMSG && was_removed(&check))
+        return TIER_E_ABSENT;
+    if (r < 0)
+        return problem_set(problem, r, "%s", problem_text(&damage, r));
     if (r)
         return r;
     *ret_complete = complete;

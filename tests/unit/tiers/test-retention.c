@@ -454,6 +454,41 @@ static void test_two_daemons(void **state) {
     }
 }
 
+/* Between two looks of a check, somebody removes the version that it looks at: it is gone, not damaged. */
+static const struct tier_ops *real_ops;
+
+static int remove_then_list(void *self, const char *path, struct tier_entries *ret_entries) {
+    struct tier_ops ops = *real_ops;
+    struct tier twin = {.name = "m", .capabilities = TIER_LINK | TIER_ATOMIC_RENAME, .ops = &ops, .self = self};
+    struct problem problem = PROBLEM_NONE;
+    assert_fine(retention_remove(&twin, TEST_JOB, (struct version_id){1, 1}, 7, &problem), &problem);
+    return real_ops->list(self, path, ret_entries);
+}
+
+static int list_then_remove(void *self, const char *path, struct tier_entries *ret_entries) {
+    int r = real_ops->list(self, path, ret_entries);
+    struct tier_entries ignored = {0};
+    assert_int_equal(remove_then_list(self, path, &ignored), TIER_E_ABSENT);
+    return r;
+}
+
+static void test_removed_while_checked(void **state) {
+    struct fixture *fixture = *state;
+    struct tier *tier = fixture->tier;
+    struct tier_ops ops = *tier->ops;
+    real_ops = tier->ops;
+    int (*const lists[])(void *, const char *, struct tier_entries *) = {remove_then_list, list_then_remove};
+    for (size_t i = 0; i < ARRAY_SIZE(lists); i++) {
+        struct problem problem = PROBLEM_NONE;
+        make_version(tier, (struct version_id){1, 1}, 2);
+        ops.list = lists[i];
+        tier->ops = &ops;
+        assert_int_equal(catalog_check(tier, TEST_JOB, (struct version_id){1, 1}, &problem), TIER_E_ABSENT);
+        assert_string_equal(problem.text, "");
+        tier->ops = real_ops;
+    }
+}
+
 #define BOTH(test)                                                                                                     \
     {#test ": posix", test, setup, teardown, (void *)"posix"}, { #test ": mem", test, setup, teardown, (void *)"mem" }
 
@@ -470,6 +505,7 @@ int main(void) {
         BOTH(test_remove),
         BOTH(test_reap),
         BOTH(test_prune),
+        BOTH(test_removed_while_checked),
         cmocka_unit_test(test_fail_everywhere),
         cmocka_unit_test_setup_teardown(test_two_daemons, setup, teardown),
     };
