@@ -276,15 +276,8 @@ static void complete_run(struct loop_op *op) {
     uint32_t lane = vl->lane;
     struct job *job = version->job;
     struct tier *tier = job->lanes[lane]->tier;
-    if (vl->op_publish) {
-        op->result = commit_complete(tier, job->name, version->id, vl->op_nonce, vl->op_problem);
-        return;
-    }
-    char path[TIER_PATH_MAX];
-    struct tier_entry entry;
-    layout_file(job->directory, version->id, "complete.json", path);
-    int r = tier_stat(tier, path, &entry);
-    op->result = r == TIER_E_ABSENT ? COMMIT_E_INCOMPLETE : r;
+    op->result = vl->op_publish ? commit_complete(tier, job->name, version->id, vl->op_nonce, vl->op_problem)
+                                : commit_completed(tier, job->name, version->id, vl->op_problem);
 }
 
 static void version_complete(struct version *version, uint32_t lane) {

@@ -143,28 +143,36 @@ static int publish(const struct parts *parts, const struct complete *complete, u
     return r < 0 ? tier_problem(problem, parts->tier, r, "publish", path) : 0;
 }
 
-/* 0: it was complete before. TIER_E_ABSENT: not, or what stood there was bad and is set aside. */
-static int find_complete(const struct parts *parts, const char *job, struct problem *problem) {
-    char path[TIER_PATH_MAX], aside[TIER_PATH_MAX];
+/* 0: complete.json is there, good, and will stay. TIER_E_ABSENT; -EBADMSG: it is damaged. */
+static int check_complete(struct tier *tier, const char *job, const char *escaped, struct version_id version,
+                          struct problem *problem) {
+    char path[TIER_PATH_MAX];
     struct complete complete;
-    struct problem damage = PROBLEM_NONE;
-    if (!find_entry(parts, "complete.json"))
-        return TIER_E_ABSENT;
-    /* Whoever published it may have died before this, and it may have gone with him after we had listed
+    /* Whoever published it may have died before this, and it may have gone with him after we had seen
      * it: only what is still there after the sync will stay. */
-    layout_version(parts->job, parts->version, path);
-    int r = tier_sync_directory(parts->tier, path);
+    layout_version(escaped, version, path);
+    int r = tier_sync_directory(tier, path);
     if (r == -ENOENT)
         return TIER_E_ABSENT;
     if (r)
-        return tier_problem(problem, parts->tier, r, "sync the directory", path);
-    r = catalog_read_complete(parts->tier, job, parts->version, &complete, &damage);
+        return tier_problem(problem, tier, r, "sync the directory", path);
+    r = catalog_read_complete(tier, job, version, &complete, problem);
     if (r == 0)
         complete_deinit(&complete);
-    if (r == 0)
-        return 0;
+    return r;
+}
+
+/* 0: it was complete before. TIER_E_ABSENT: not, or what stood there was bad and is set aside. */
+static int find_complete(const struct parts *parts, const char *job, struct problem *problem) {
+    char path[TIER_PATH_MAX], aside[TIER_PATH_MAX];
+    struct problem damage = PROBLEM_NONE;
+    if (!find_entry(parts, "complete.json"))
+        return TIER_E_ABSENT;
+    int r = check_complete(parts->tier, job, parts->job, parts->version, &damage);
+    if (r == 0 || r == TIER_E_ABSENT)
+        return r;
     if (r != -EBADMSG)
-        return r == TIER_E_ABSENT ? r : problem_set(problem, r, "%s", problem_text(&damage, r));
+        return problem_set(problem, r, "%s", problem_text(&damage, r));
     layout_file(parts->job, parts->version, "complete.json", path);
     layout_file(parts->job, parts->version, "complete.json.bad", aside);
     r = tier_rename(parts->tier, path, aside);
@@ -172,6 +180,25 @@ static int find_complete(const struct parts *parts, const char *job, struct prob
         return tier_problem(problem, parts->tier, r, "set aside the damaged", path);
     point_reached(parts->tier->hook, POINT_COMPLETE_SET_ASIDE);
     return TIER_E_ABSENT;
+}
+
+int commit_completed(struct tier *tier, const char *job, struct version_id version, struct problem *problem) {
+    char escaped[256], path[TIER_PATH_MAX];
+    struct tier_entry entry;
+    struct problem damage = PROBLEM_NONE;
+    int r = job_escape(job, escaped, problem);
+    if (r)
+        return r;
+    layout_file(escaped, version, "complete.json", path);
+    r = tier_stat(tier, path, &entry);
+    if (r == TIER_E_ABSENT)
+        return COMMIT_E_INCOMPLETE;
+    if (r)
+        return tier_problem(problem, tier, r, "examine", path);
+    r = check_complete(tier, job, escaped, version, &damage);
+    if (r == TIER_E_ABSENT || r == -EBADMSG) /* whoever completes the version sets it aside */
+        return COMMIT_E_INCOMPLETE;
+    return r ? problem_set(problem, r, "%s", problem_text(&damage, r)) : 0;
 }
 
 int commit_complete(struct tier *tier, const char *job, struct version_id version, uint64_t nonce,

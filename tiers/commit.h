@@ -55,3 +55,6 @@ int commit_absent(struct tier *tier, const char *job, struct version_id version,
 enum { COMMIT_E_INCOMPLETE = 1, COMMIT_E_ABSENT = 2 };
 int commit_complete(struct tier *tier, const char *job, struct version_id version, uint64_t nonce,
                     struct problem *problem) MUST_CHECK;
+/* Has somebody else completed it? 0, with the same promise: what was found is good and will stay;
+ * COMMIT_E_INCOMPLETE; negative errno. Blocking. */
+int commit_completed(struct tier *tier, const char *job, struct version_id version, struct problem *problem) MUST_CHECK;

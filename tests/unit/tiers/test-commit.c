@@ -352,6 +352,24 @@ static void expect_damage(void **state, const char *file, uint64_t offset, bool 
     assert_fine(catalog_check(tier, TEST_JOB, version, &fresh), &fresh);
 }
 
+/* Who waits for another daemon to complete a version must not take a damaged complete.json for a good one. */
+static void test_completed_by_another(void **state) {
+    struct tier *tier = tier_of(state);
+    struct problem problem = PROBLEM_NONE;
+    assert_int_equal(commit_completed(tier, TEST_JOB, version, &problem), COMMIT_E_INCOMPLETE);
+    make_version(tier, version, 2);
+    assert_int_equal(commit_completed(tier, TEST_JOB, version, &problem), 0);
+    char path[512];
+    file_of(state, "complete.json", path);
+    for (uint64_t offset = 0; offset < file_size(path); offset += 7) {
+        flip_bit(path, offset);
+        assert_int_equal(commit_completed(tier, TEST_JOB, version, &problem), COMMIT_E_INCOMPLETE);
+        flip_bit(path, offset);
+    }
+    assert_int_equal(commit_completed(tier, TEST_JOB, version, &problem), 0);
+    assert_string_equal(problem.text, "");
+}
+
 static void test_bit_flips(void **state) {
     make_version(tier_of(state), version, 2);
     static const char *const files[] = {"complete.json", "rank-00000.json", "rank-00000.safetensors"};
@@ -550,6 +568,7 @@ int main(void) {
         cmocka_unit_test(test_point_names),
         cmocka_unit_test(test_fail_everywhere),
         cmocka_unit_test_setup_teardown(test_fail_everywhere_posix, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_completed_by_another, setup, teardown),
         cmocka_unit_test_setup_teardown(test_bit_flips, setup, teardown),
         cmocka_unit_test_setup_teardown(test_bit_flips_encoded, setup, teardown),
         cmocka_unit_test_setup_teardown(test_lost_data, setup, teardown),
