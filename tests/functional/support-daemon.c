@@ -20,10 +20,10 @@ static uid_t user;       /* whose daemon it is to be; 0: ours */
 
 void configure(const struct settings *settings) {
     char text[4096];
-    int length = snprintf(text, sizeof text,
-                          "[daemon]\nlog_level = debug\n%s\n[pool]\nsize = %s\nchunk_size = %s\nprefault = no\n",
-                          settings->daemon ? settings->daemon : "", settings->pool ? settings->pool : "64M",
-                          settings->chunk ? settings->chunk : "256K");
+    int length =
+        snprintf(text, sizeof text, "[daemon]\nlog_level = %s\n%s\n[pool]\nsize = %s\nchunk_size = %s\nprefault = no\n",
+                 settings->log_level ? settings->log_level : "debug", settings->daemon ? settings->daemon : "",
+                 settings->pool ? settings->pool : "64M", settings->chunk ? settings->chunk : "256K");
     if (settings->device)
         length += snprintf(text + length, sizeof text - (size_t)length, "[device]\n%s\n", settings->device);
     if (!settings->no_local)
@@ -80,6 +80,11 @@ static bool answers(void) {
 void daemon_start(void) { daemon_start_with(NULL, NULL); }
 
 void daemon_start_with(const char *name, const char *value) {
+    daemon_launch_with(name, value);
+    EVENTUALLY(answers());
+}
+
+void daemon_launch_with(const char *name, const char *value) {
     CHECK(!foreground);
     fflush(NULL);
     foreground = fork();
@@ -89,7 +94,6 @@ void daemon_start_with(const char *name, const char *value) {
             setenv(name, value, 1);
         run_daemon();
     }
-    EVENTUALLY(answers());
 }
 
 /* Our children named ckptd that we did not start; *ret_pid (one of them) stays as it is if there is none. Those that

@@ -228,15 +228,15 @@ void *shared_memory(size_t size) {
 /* ---- a test's end ---- */
 
 /* Less those who only asked for the status. */
-static void show_log(void) {
+static void show_log(const char *name) {
     char line[1024];
-    FILE *file = fopen(test_path("log"), "re");
+    FILE *file = fopen(test_path("%s", name), "re");
     if (!file)
         return;
     fseek(file, 0, SEEK_END);
     long size = ftell(file);
     fseek(file, size > 30000 ? size - 30000 : 0, SEEK_SET);
-    fprintf(stderr, "---- the daemon's log ----\n");
+    fprintf(stderr, "---- the daemon's %s ----\n", name);
     while (fgets(line, sizeof line, file))
         if (!strstr(line, "has disconnected") || !strstr(line, "job=-"))
             fputs(line, stderr);
@@ -255,6 +255,14 @@ static void end_begins(void) {
         fn();
 }
 
+static int show_temporary(const char *path, const struct stat *status, int kind, struct FTW *place) {
+    size_t length = strlen(path);
+    (void)place;
+    if (kind == FTW_F && length > 4 && strcmp(path + length - 4, ".tmp") == 0)
+        fprintf(stderr, "temporary: %s, %lld bytes\n", path, (long long)status->st_size);
+    return 0;
+}
+
 static void leave_nothing(void) {
     end_begins();
     kill_children();
@@ -270,7 +278,9 @@ void test_fail(const char *file, int line, const char *format, ...) {
     fprintf(stderr, "%s:%d: %s\n", file, line, text);
     fflush(NULL);
     if (getpid() == owner) {
-        show_log();
+        show_log("log");
+        show_log("sock.log"); /* of daemons on demand */
+        nftw(directory, show_temporary, 16, FTW_PHYS);
         leave_nothing();
     }
     _exit(EXIT_FAILURE);

@@ -94,7 +94,7 @@ void mount_memory(const char *directory, const char *options);
 /* ---- the daemon ---- */
 
 struct settings {
-    const char *pool, *chunk;                                   /* 64M, 256K */
+    const char *pool, *chunk, *log_level;                       /* 64M, 256K, debug */
     const char *daemon, *device, *local, *parallel, *deadlines; /* more lines of these sections */
     bool no_local, no_parallel;
 };
@@ -105,6 +105,8 @@ void configure(const struct settings *settings);
 void daemon_start(void);
 /* With one more environment variable. */
 void daemon_start_with(const char *name, const char *value);
+/* The same, but returns at once: it may die before it answers. */
+void daemon_launch_with(const char *name, const char *value);
 /* Sanitizers keep freed memory: there, the daemon's size tells nothing. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define MEMORY_TELLS false
