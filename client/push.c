@@ -140,8 +140,22 @@ static int pin(struct push *push, const struct push_job *job, int device) {
 /* What one job does to devices. */
 struct device_use {
     bool begun[DEVICES_MAX];
-    bool copying; /* word_copy_begin() has said yes */
+    bool copying;            /* word_copy_begin() has said yes */
+    uint64_t quiet_deadline; /* since when the program has been quiet, and WORD_QUIET_NS; 0: it is not */
 };
+
+/* A program that forgets the end of its quiet is copied from all the same. */
+static int await_quiet_end(struct push *push, const struct push_job *job, struct device_use *use) {
+    if (use->quiet_deadline == 0)
+        use->quiet_deadline = clock_now() + WORD_QUIET_NS;
+    int r = await_device(push, ask_quiet, use->quiet_deadline, "quiet for too long");
+    if (r == CKPT_OK)
+        use->quiet_deadline = 0;
+    if (r != CKPT_E_TIMEOUT)
+        return r;
+    (void)word_copy_begin(job->word, true);
+    return CKPT_OK;
+}
 
 static int copy_device_shard(struct push *push, const struct push_job *job, struct device_use *use, int device,
                              const struct pack_view *view, uint64_t first, uint64_t count, uint8_t *destination) {
@@ -155,11 +169,7 @@ static int copy_device_shard(struct push *push, const struct push_job *job, stru
         use->begun[device] = true;
     }
     if (!use->copying) {
-        r = await_device(push, ask_quiet, clock_now() + WORD_QUIET_NS, "quiet for too long");
-        if (r == CKPT_E_TIMEOUT) { /* the program forgot its end */
-            (void)word_copy_begin(job->word, true);
-            r = CKPT_OK;
-        }
+        r = await_quiet_end(push, job, use);
         if (r < 0)
             return r;
         use->copying = true;

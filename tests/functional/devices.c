@@ -44,8 +44,7 @@ static void train(enum gpu_kind kind, unsigned steps) {
     gpu_begin();
     daemon_start();
     struct gpu_memory weights = gpu_alloc(kind, BYTES), statistics = gpu_alloc(kind, 4096);
-    uint64_t *host = malloc(BYTES);
-    CLEANUP(freep) uint64_t *host_owner = host;
+    CLEANUP(freep) uint64_t *host = malloc(BYTES);
     ckpt *c = job_open("devices");
     protect_words(c, "weights", gpu_pointer(weights.at), WORDS, 0);
     protect_words(c, "host", host, WORDS, 0);
@@ -83,10 +82,367 @@ static void train(enum gpu_kind kind, unsigned steps) {
     gpu_end();
 }
 
+static void legacy_memory(void) { train(GPU_LEGACY, 40); }
+static void mapped_memory(void) { train(GPU_MAPPED, 40); }
+static void pooled_memory(void) { train(GPU_POOLED, 40); }
 static void memory_that_cannot_be_shared(void) { train(GPU_CLOSED, 40); }
 
+/* ---- order ---- */
+
+/* The bytes come to the device by way of a stream, and are not there yet when the save is asked for. */
+static void save_behind(enum gpu_kind kind, bool default_stream) {
+    configure(&(struct settings){.no_parallel = true});
+    gpu_begin();
+    daemon_start();
+    struct gpu_memory weights = gpu_alloc(kind, BYTES);
+    gpu_words_fill(weights.at, WORDS, 1);
+    CUstream stream = NULL;
+    if (!default_stream)
+        GPU_OK(gpu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    void *words = NULL;
+    GPU_OK(gpu.cuMemHostAlloc(&words, BYTES, 0));
+    words_fill(words, WORDS, 2);
+    ckpt *c = job_open("order");
+    protect_words(c, "weights", gpu_pointer(weights.at), WORDS, 0);
+    save_captured(c, 0); /* everything is known; the next save has only to be ordered */
+    struct ckpt_save_options options;
+    CKPT_INIT(options);
+    void *streams[] = {stream};
+    options.streams = streams;
+    options.stream_count = default_stream ? 0 : 1;
+    for (unsigned i = 0; i < 40; i++) /* a long queue */
+        GPU_OK(gpu.cuMemcpyHtoDAsync_v2(weights.at, words, BYTES, stream));
+    CHECK_OK(ckpt_save(c, 1, &options));
+    CUresult busy = gpu.cuStreamQuery(stream);
+    CHECK_OK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT));
+    CHECK(busy == CUDA_ERROR_NOT_READY); /* save did not wait for it */
+    CHECK(gpu.cuStreamQuery(stream) == CUDA_SUCCESS);
+    CHECK_OK(ckpt_wait(c, 1, CKPT_LOCAL, CKPT_VERSION, CKPT_DEFAULT_TIMEOUT));
+    ckpt_restore *r = restore_step(c, 1);
+    restore_words_check(r, "weights", WORDS, 2);
+    ckpt_restore_close(r);
+    CHECK_OK(ckpt_close(c));
+    GPU_OK(gpu.cuMemFreeHost(words));
+    if (stream)
+        GPU_OK(gpu.cuStreamDestroy_v2(stream));
+    gpu_free(&weights);
+    daemon_stop();
+    gpu_end();
+}
+
+static void save_behind_a_stream(void) {
+    gpu_setting("DELAY_US", "10000");
+    save_behind(GPU_LEGACY, false);
+}
+static void save_behind_the_default_stream(void) {
+    gpu_setting("DELAY_US", "10000");
+    save_behind(GPU_MAPPED, true);
+}
+static void push_behind_a_stream(void) {
+    gpu_setting("DELAY_US", "10000");
+    save_behind(GPU_CLOSED, false);
+}
+
+/* ---- shapes ---- */
+
+enum { ROWS = 37, COLUMNS = 61, WIDE = 80 };
+
+static void protect_view(ckpt *c, const char *name, CUdeviceptr at, const uint64_t *shape, const int64_t *stride) {
+    struct ckpt_shard shard;
+    CKPT_INIT(shard);
+    shard.dtype = CKPT_U64;
+    shard.name = name;
+    shard.data = gpu_pointer(at);
+    shard.dimensions = 2;
+    shard.shape = shape;
+    shard.stride = stride;
+    CHECK_OK(ckpt_protect(c, &shard, NULL));
+}
+
+static void check_view(ckpt_restore *r, const char *name, const uint64_t *words, int64_t row, int64_t column,
+                       const struct gpu_memory *target) {
+    uint64_t shape[] = {ROWS, COLUMNS}, offset[] = {3, 5}, extent[] = {ROWS - 3, COLUMNS - 6}, here[ROWS][COLUMNS];
+    uint64_t box[ROWS][WIDE];
+    struct ckpt_read read;
+    CKPT_INIT(read);
+    read.dtype = CKPT_U64;
+    read.name = name;
+    read.data = here;
+    read.dimensions = 2;
+    read.shape = shape;
+    CHECK_OK(ckpt_restore_read(r, &read));
+    /* A box of it, into every other column of device memory. */
+    gpu_words_fill(target->at, ROWS * WIDE * 2, 99);
+    int64_t stride[] = {WIDE * 16, 16};
+    read.data = gpu_pointer(target->at);
+    read.offset = offset;
+    read.extent = extent;
+    read.stride = stride;
+    CHECK_OK(ckpt_restore_read(r, &read));
+    CLEANUP(freep) uint64_t *wide = malloc(ROWS * WIDE * 16), *before = malloc(ROWS * WIDE * 16);
+    gpu_read(target->at, wide, ROWS * WIDE * 16);
+    words_fill(before, ROWS * WIDE * 2, 99);
+    memset(box, 0, sizeof box);
+    for (int64_t i = 0; i < ROWS; i++)
+        for (int64_t j = 0; j < COLUMNS; j++)
+            CHECK(here[i][j] == words[i * row + j * column]);
+    for (int64_t i = 0; i < ROWS; i++)
+        for (int64_t j = 0; j < 2 * WIDE; j++) {
+            bool inside = i < ROWS - 3 && j % 2 == 0 && j / 2 < COLUMNS - 6;
+            CHECK(wide[i * 2 * WIDE + j] ==
+                  (inside ? words[(i + 3) * row + (j / 2 + 5) * column] : before[i * 2 * WIDE + j]));
+        }
+}
+
+static void views(enum gpu_kind kind) {
+    configure(&(struct settings){.no_parallel = true});
+    gpu_begin();
+    daemon_start();
+    struct gpu_memory memory = gpu_alloc(kind, WIDE * WIDE * 8), target = gpu_alloc(GPU_LEGACY, ROWS * WIDE * 16);
+    static uint64_t words[WIDE * WIDE];
+    words_fill(words, WIDE * WIDE, 7);
+    gpu_write(memory.at, words, sizeof words);
+    uint64_t shape[] = {ROWS, COLUMNS};
+    const int64_t cut[] = {WIDE * 8, 8}, turned[] = {8, WIDE * 8}, backward[] = {-WIDE * 8, -8};
+    ckpt *c = job_open("views");
+    protect_view(c, "cut", memory.at + 80, shape, cut);
+    protect_view(c, "turned", memory.at, shape, turned);
+    protect_view(c, "backward", memory.at + (WIDE * WIDE - 1) * 8, shape, backward);
+    protect_words(c, "empty", NULL, 0, 0);
+    save_durable(c, 0, CKPT_LOCAL);
+    ckpt_restore *r = restore_step(c, 0);
+    check_view(r, "cut", words + 10, WIDE, 1, &target);
+    check_view(r, "turned", words, 1, WIDE, &target);
+    check_view(r, "backward", words + WIDE * WIDE - 1, -WIDE, -1, &target);
+    ckpt_restore_close(r);
+    CHECK_OK(ckpt_close(c));
+    gpu_free(&memory);
+    gpu_free(&target);
+    daemon_stop();
+    gpu_end();
+}
+
+static void views_of_device_memory(void) { views(GPU_LEGACY); }
+static void views_that_are_pushed(void) { views(GPU_CLOSED); }
+
+/* ---- memory that comes and goes ---- */
+
+static struct ckpt_device_usage usage(ckpt *c) {
+    struct ckpt_device_usage usage;
+    CKPT_INIT(usage);
+    CHECK_OK(ckpt_device_usage(c, &usage));
+    return usage;
+}
+
+static void check_saved(ckpt *c, uint64_t step, const char *name, size_t count, uint64_t seed) {
+    save_durable(c, step, CKPT_LOCAL);
+    ckpt_restore *r = restore_step(c, step);
+    restore_words_check(r, name, count, seed);
+    ckpt_restore_close(r);
+}
+
+/* As torch.cuda.empty_cache() does it: what was open is closed first, and the same addresses come back as other memory.
+ */
+static void memory_is_given_back(void) {
+    configure(&(struct settings){.no_parallel = true});
+    gpu_begin();
+    daemon_start();
+    struct gpu_memory kept = gpu_alloc(GPU_LEGACY, BYTES), weights = gpu_alloc(GPU_LEGACY, BYTES);
+    gpu_words_fill(kept.at, WORDS, 1);
+    gpu_words_fill(weights.at, WORDS, 2);
+    ckpt *c = job_open("given-back");
+    protect_words(c, "kept", gpu_pointer(kept.at), WORDS, 0);
+    protect_words(c, "weights", gpu_pointer(weights.at), WORDS, 0);
+    struct ckpt_device_usage before = usage(c);
+    CHECK(before.contexts == 1 && before.imports == 2 && before.context_bytes > 0 && before.import_bytes >= 2 * BYTES);
+    check_saved(c, 0, "weights", WORDS, 2);
+    CHECK_OK(ckpt_release_imports(c));
+    CUdeviceptr address = weights.at;
+    gpu_free(&weights);
+    weights = gpu_alloc(GPU_LEGACY, BYTES);
+    CHECK(weights.at == address);
+    gpu_words_fill(weights.at, WORDS, 3);
+    check_saved(c, 1, "weights", WORDS, 3);
+    CHECK(usage(c).imports == 2);
+    /* Unprotected memory may be freed at once. */
+    CHECK_OK(ckpt_unprotect_all(c));
+    gpu_free(&weights);
+    protect_words(c, "kept", gpu_pointer(kept.at), WORDS, 0);
+    check_saved(c, 2, "kept", WORDS, 1);
+    CHECK(usage(c).imports == 1);
+    CHECK_OK(ckpt_close(c));
+    gpu_free(&kept);
+    daemon_stop();
+    gpu_end();
+}
+
+/* An expandable segment: more memory is mapped behind what is there, at the addresses that follow. */
+static void range_grows_in_place(void) {
+    configure(&(struct settings){.no_parallel = true});
+    gpu_begin();
+    daemon_start();
+    struct gpu_memory range = gpu_alloc(GPU_MAPPED, MIB(4));
+    size_t first = MIB(3) / 8, second = MIB(6) / 8; /* the second begins in the first's last allocation */
+    ckpt *c = job_open("grows");
+    gpu_words_fill(range.at, first, 1);
+    protect_words(c, "first", gpu_pointer(range.at), first, 0);
+    check_saved(c, 0, "first", first, 1);
+    gpu_grow(&range, MIB(10));
+    gpu_words_fill(range.at + MIB(3), second, 2);
+    protect_words(c, "second", gpu_pointer(range.at + MIB(3)), second, 0);
+    check_saved(c, 1, "second", second, 2);
+    check_saved(c, 2, "first", first, 1);
+    CHECK_OK(ckpt_close(c));
+    gpu_free(&range);
+    daemon_stop();
+    gpu_end();
+}
+
+/* ---- quiet ---- */
+
+static void quiet(enum gpu_kind kind) {
+    configure(&(struct settings){.no_parallel = true});
+    gpu_begin();
+    daemon_start();
+    struct gpu_memory weights = gpu_alloc(kind, BYTES);
+    gpu_words_fill(weights.at, WORDS, 1);
+    ckpt *c = job_open("quiet");
+    protect_words(c, "weights", gpu_pointer(weights.at), WORDS, 0);
+    save_captured(c, 0);
+    CHECK_OK(ckpt_quiet(c, CKPT_QUIET_BEGIN));
+    CHECK_OK(ckpt_save(c, 1, NULL));
+    uint64_t from = now_ms();
+    while (now_ms() < from + 300)
+        CHECK_IS(CKPT_PENDING, ckpt_test(c, 1, CKPT_CAPTURED, CKPT_PART));
+    CHECK_OK(ckpt_quiet(c, CKPT_QUIET_END));
+    CHECK_OK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT));
+    /* Who forgets the end is waited for, but not for ever. */
+    CHECK_OK(ckpt_quiet(c, CKPT_QUIET_BEGIN));
+    CHECK_OK(ckpt_save(c, 2, NULL));
+    CHECK_OK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT));
+    CHECK_OK(ckpt_close(c));
+    gpu_free(&weights);
+    daemon_stop();
+    gpu_end();
+}
+
+static void quiet_daemon(void) { quiet(GPU_LEGACY); }
+static void quiet_push(void) { quiet(GPU_CLOSED); }
+
+/* ---- several ---- */
+
+static void two_devices(void) {
+    configure(&(struct settings){.no_parallel = true});
+    gpu_setting("DEVICES", "2");
+    gpu_begin();
+    daemon_start();
+    struct gpu_memory memory[2];
+    ckpt *c = job_open("two");
+    for (int i = 0; i < 2; i++) {
+        gpu_use(i);
+        memory[i] = gpu_alloc(i ? GPU_MAPPED : GPU_LEGACY, BYTES);
+        gpu_words_fill(memory[i].at, WORDS, (uint64_t)i);
+        protect_words(c, i ? "second" : "first", gpu_pointer(memory[i].at), WORDS, 0);
+    }
+    CHECK(usage(c).contexts == 2);
+    save_durable(c, 0, CKPT_LOCAL);
+    ckpt_restore *r = restore_step(c, 0);
+    restore_words_check(r, "first", WORDS, 0);
+    restore_words_check(r, "second", WORDS, 1);
+    for (int i = 0; i < 2; i++) /* to the other device */
+        restore_to_device(r, i ? "first" : "second", memory[i].at, NULL, false);
+    for (int i = 0; i < 2; i++) {
+        gpu_use(i);
+        gpu_words_check(memory[i].at, WORDS, (uint64_t)!i);
+    }
+    ckpt_restore_close(r);
+    CHECK_OK(ckpt_close(c));
+    for (int i = 0; i < 2; i++) {
+        gpu_use(i);
+        gpu_free(&memory[i]);
+    }
+    daemon_stop();
+    gpu_end();
+}
+
+static void train_one_of_two(void *argument) {
+    uint32_t rank = (uint32_t)(uintptr_t)argument;
+    gpu_begin();
+    struct gpu_memory weights = gpu_alloc(rank ? GPU_POOLED : GPU_LEGACY, BYTES);
+    ckpt *c = rank_open("shared-device", rank, 2, "run");
+    char name[16];
+    snprintf(name, sizeof name, "weights-%u", rank);
+    protect_words(c, name, gpu_pointer(weights.at), WORDS, 0);
+    for (uint64_t step = 0; step < 20; step++) {
+        CHECK_OK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT));
+        gpu_words_fill(weights.at, WORDS, 100 * rank + step);
+        CHECK_OK(ckpt_save(c, step, NULL));
+    }
+    CHECK_OK(ckpt_wait(c, 19, CKPT_LOCAL, CKPT_VERSION, CKPT_DEFAULT_TIMEOUT));
+    CHECK_OK(ckpt_close(c));
+    gpu_free(&weights);
+    gpu_end();
+}
+
+static void two_trainers_on_one_device(void) {
+    configure(&(struct settings){.no_parallel = true});
+    gpu_setting("DEVICES", "1");
+    gpu_prepare();
+    daemon_start();
+    for (uintptr_t rank = 0; rank < 2; rank++)
+        process_start(train_one_of_two, (void *)rank);
+    process_join(-1);
+    process_join(-1);
+    ckpt *c = job_open("shared-device");
+    ckpt_restore *r = restore_step(c, 19);
+    restore_words_check(r, "weights-0", WORDS, 19);
+    restore_words_check(r, "weights-1", WORDS, 119);
+    ckpt_restore_close(r);
+    CHECK_OK(ckpt_close(c));
+    daemon_stop();
+}
+
+static void restore_behind_a_stream(void) {
+    configure(&(struct settings){.no_parallel = true});
+    gpu_begin();
+    daemon_start();
+    struct gpu_memory weights = gpu_alloc(GPU_LEGACY, BYTES);
+    gpu_words_fill(weights.at, WORDS, 5);
+    CUstream stream;
+    GPU_OK(gpu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    ckpt *c = job_open("stream");
+    protect_words(c, "weights", gpu_pointer(weights.at), WORDS, 0);
+    save_durable(c, 0, CKPT_LOCAL);
+    GPU_OK(gpu.cuMemsetD8Async(weights.at, 0, BYTES, stream));
+    ckpt_restore *r = restore_step(c, 0);
+    restore_to_device(r, "weights", weights.at, stream, true);
+    GPU_OK(gpu.cuStreamSynchronize(stream));
+    gpu_words_check(weights.at, WORDS, 5);
+    ckpt_restore_close(r);
+    CHECK_OK(ckpt_close(c));
+    GPU_OK(gpu.cuStreamDestroy_v2(stream));
+    gpu_free(&weights);
+    daemon_stop();
+    gpu_end();
+}
+
 static const struct test tests[] = {
+    TEST(legacy_memory),
+    TEST(mapped_memory),
+    TEST(pooled_memory),
     TEST(memory_that_cannot_be_shared),
+    TEST(save_behind_a_stream),
+    TEST(save_behind_the_default_stream),
+    TEST(push_behind_a_stream),
+    TEST(views_of_device_memory),
+    TEST(views_that_are_pushed),
+    TEST(memory_is_given_back),
+    TEST(range_grows_in_place),
+    TEST(quiet_daemon),
+    TEST(quiet_push),
+    TEST(two_devices),
+    TEST(two_trainers_on_one_device),
+    TEST(restore_behind_a_stream),
 };
 
 int main(int argc, char **argv) { return tests_run(tests, ARRAY_SIZE(tests), argc, argv); }

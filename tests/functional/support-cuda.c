@@ -17,7 +17,7 @@ void gpu_setting(const char *name, const char *value) {
     setenv(full, value, 1);
 }
 
-static void prepare(void) {
+void gpu_prepare(void) {
     if (prepared)
         return;
     prepared = true;
@@ -33,7 +33,7 @@ void gpu_use(int device) {
 }
 
 void gpu_begin(void) {
-    prepare();
+    gpu_prepare();
     cuda_init(&gpu, NULL);
     if (gpu.state != CUDA_READY)
         test_skip("%s", problem_text(&gpu.problem, 0));

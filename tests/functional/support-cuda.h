@@ -29,6 +29,8 @@ extern struct cuda gpu;
 
 /* Before the daemon starts: the driver's own directory, in the test's, and its settings. */
 void gpu_setting(const char *name, const char *value);
+/* The driver's directory is there. A process that is forked later can still use the driver; after gpu_begin() not. */
+void gpu_prepare(void);
 /* The driver is loaded and device 0's primary context is current. Skips the test if there is none. */
 void gpu_begin(void);
 /* Another device's primary context becomes current, for good. */
