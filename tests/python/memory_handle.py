@@ -78,7 +78,7 @@ class MemoryHandle:
                 data = pack(shard["address"], shard["extent"], shard["stride"], shard["size"])
                 self.running["tensors"][shard["name"]] = (shard["dtype"], shard["shape"], shard["flags"], data)
 
-    def save(self, step, state, to, urgent, check, slowly):
+    def save(self, step, state, to, urgent, check, slowly, streams=()):
         if self.failure is not None:
             raise self.failure
         if self.store.versions and self.store.versions[-1]["step"] == step:

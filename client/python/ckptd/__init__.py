@@ -16,11 +16,11 @@ Works with torch 1.13 and later, with numpy alone, and with neither. Failed save
 from .arrays import fenced, rank_local, shard
 from .checkpointer import Checkpointer
 from .errors import CheckpointError, DeadlinePassed, LibraryMissing, NothingDurable, RestoreMismatch
-from .levels import Durable, Info, Level, SaveResult, Version
+from .levels import DeviceUsage, Durable, Info, Level, SaveResult, Version
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "CheckpointError", "Checkpointer", "DeadlinePassed", "Durable", "Info", "Level", "LibraryMissing", "NothingDurable",
+    "CheckpointError", "Checkpointer", "DeadlinePassed", "DeviceUsage", "Durable", "Info", "Level", "LibraryMissing", "NothingDurable",
     "RestoreMismatch", "SaveResult", "Version", "fenced", "rank_local", "shard",
 ]

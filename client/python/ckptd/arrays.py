@@ -2,9 +2,9 @@
 """What memory an array-like value has: `Leaf`, made by `describe`.
 
 Understood, in this order: torch tensors (and DTensors: their local shard), numpy arrays, whatever has
-``__array_interface__``, DLPack producers on the CPU (through numpy or torch), and writable buffers
-(``bytearray``, ``array.array``, ``memoryview``, ctypes arrays, ``mmap``). torch and numpy are used only where
-the program has imported them already.
+``__array_interface__`` or ``__cuda_array_interface__`` (CuPy, Numba, JAX), DLPack producers on the CPU (through
+numpy or torch) and on CUDA devices, and writable buffers (``bytearray``, ``array.array``, ``memoryview``, ctypes arrays,
+``mmap``). torch and numpy are used only where the program has imported them already.
 
 A leaf holds its value strongly and nothing else: no buffer is exported in between, so a bytearray can still
 grow.
@@ -16,7 +16,7 @@ import operator
 import sys
 from typing import Any, Optional, Sequence
 
-from . import binding
+from . import binding, devices
 
 
 class Leaf:
@@ -26,11 +26,12 @@ class Leaf:
     `binding.DTYPES`); `shape`, and `stride` in bytes, of what is here; `form` (what to build when it is absent:
     ``torch``, ``numpy``, ``bytearray``, ``array``); `writable`; `whole` (the global tensor's shape) and `offset`
     (of this piece in it); `replica` (index, count). `fenced`: may not change from save to fence, else it is copied
-    inside save; `held`: that, or the same memory is fenced under another name. `rank_local`: belongs to this rank, not to a tensor that all ranks share.
+    inside save; `held`: that, or the same memory is fenced under another name. `rank_local`: belongs to this rank, not to
+    a tensor that all ranks share. `device`: None in host memory, else see `devices`.
     """
 
     __slots__ = ("name", "value", "keep", "address", "dtype", "shape", "stride", "form", "writable", "whole", "offset",
-                 "replica", "fenced", "held", "rank_local")
+                 "replica", "fenced", "held", "rank_local", "device")
 
     def __init__(self, name: str, value: Any, keep: Any, address: int, dtype: int, shape: Sequence[int],
                  stride: Sequence[int], form: str, writable: bool):
@@ -49,6 +50,7 @@ class Leaf:
         self.fenced = False
         self.held = False
         self.rank_local = False
+        self.device: "Optional[tuple[str, Any]]" = None
 
     def identity(self) -> "tuple[Any, ...]":
         """Equal for two leaves that are the same view of the same memory."""
@@ -149,6 +151,11 @@ def describe(value: Any, name: str) -> Optional[Leaf]:
     interface = getattr(type(value), "__array_interface__", None) and value.__array_interface__
     if isinstance(interface, dict):
         return _from_interface(value, interface, name, "numpy")
+    interface = getattr(type(value), "__cuda_array_interface__", None) and value.__cuda_array_interface__
+    if isinstance(interface, dict):
+        leaf = _from_interface(value, interface, name, "numpy")
+        leaf.device = ("stream", interface.get("stream"))
+        return leaf
     if hasattr(type(value), "__dlpack__"):
         return _from_dlpack(value, name)
     return None
@@ -189,8 +196,10 @@ def _from_buffer(value: Any, name: str) -> Leaf:
 
 
 def _from_dlpack(value: Any, name: str) -> Leaf:
-    device = getattr(value, "__dlpack_device__", lambda: (1, 0))()
-    if device[0] != 1:
+    device = getattr(value, "__dlpack_device__", lambda: (devices.DLPACK_HOST, 0))()
+    if device[0] in (devices.DLPACK_CUDA, devices.DLPACK_CUDA_MANAGED):
+        return _from_device_dlpack(value, name)
+    if device[0] != devices.DLPACK_HOST:
         raise _refuse(name, "memory on device %r is not supported; copy it to the CPU first" % (device,))
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None:
@@ -202,6 +211,20 @@ def _from_dlpack(value: Any, name: str) -> Leaf:
     leaf = describe(view, name)
     assert leaf is not None
     leaf.value = value
+    return leaf
+
+
+def _from_device_dlpack(value: Any, name: str) -> Leaf:
+    try:
+        keep, address, dtype, shape, strides = devices.open_dlpack(value)
+    except ValueError as error:
+        raise _refuse(name, "%s cannot be stored; convert it to a number type" % error) from None
+    if dtype not in binding.DTYPES:
+        raise _refuse(name, "elements of type %s cannot be stored; convert them to another number type" % dtype)
+    size = binding.DTYPE_SIZES[binding.DTYPES[dtype]]
+    stride = row_major(shape, size) if strides is None else tuple(step * size for step in strides)
+    leaf = Leaf(name, value, keep, address, binding.DTYPES[dtype], shape, stride, "numpy", True)
+    leaf.device = ("stream", None)
     return leaf
 
 

@@ -66,6 +66,7 @@ class Info(ctypes.Structure):
         ("generation", c_uint64), ("resumes", c_uint32), ("levels", c_uint32),
         ("resume_generation", c_uint64), ("resume_step", c_uint64), ("push", c_uint32), ("reserved", c_uint32),
         ("image_size", c_uint64), ("saves", c_uint64), ("skipped", c_uint64), ("lost", c_uint64),
+        ("push_reason", c_char_p),
     ]
 
 
@@ -84,6 +85,14 @@ class SaveOptions(ctypes.Structure):
     _fields_ = [
         ("size", c_uint32), ("to", c_uint32), ("state", c_void_p), ("state_size", c_uint64),
         ("urgent", c_uint32), ("check", c_uint32), ("busy_timeout_ms", c_uint64),
+        ("streams", POINTER(c_void_p)), ("stream_count", c_uint32), ("reserved", c_uint32),
+    ]
+
+
+class DeviceUsage(ctypes.Structure):
+    _fields_ = [
+        ("size", c_uint32), ("contexts", c_uint32), ("imports", c_uint32), ("reserved", c_uint32),
+        ("context_bytes", c_uint64), ("import_bytes", c_uint64), ("arena_bytes", c_uint64),
     ]
 
 
@@ -127,6 +136,7 @@ class Read(ctypes.Structure):
         ("shape", POINTER(c_uint64)), ("offset", POINTER(c_uint64)), ("extent", POINTER(c_uint64)),
         ("stride", POINTER(c_int64)),
         ("range", c_uint32), ("rank", c_uint32), ("start", c_uint64), ("count", c_uint64),
+        ("stream", c_void_p), ("on_stream", c_uint32), ("reserved", c_uint32),
     ]
 
 
@@ -141,6 +151,9 @@ _SIGNATURES: "dict[str, tuple[Any, list[Any]]]" = {
     "ckpt_alias": (c_int, [c_void_p, c_char_p, c_char_p]),
     "ckpt_unprotect": (c_int, [c_void_p, c_uint64]),
     "ckpt_unprotect_all": (c_int, [c_void_p]),
+    "ckpt_quiet": (c_int, [c_void_p, c_uint32]),
+    "ckpt_release_imports": (c_int, [c_void_p]),
+    "ckpt_device_usage": (c_int, [c_void_p, POINTER(DeviceUsage)]),
     "ckpt_save": (c_int, [c_void_p, c_uint64, POINTER(SaveOptions)]),
     "ckpt_fence": (c_int, [c_void_p, c_uint64]),
     "ckpt_wait": (c_int, [c_void_p, c_uint64, c_uint32, c_uint32, c_uint64]),
@@ -359,13 +372,31 @@ class Handle:
     def unprotect_all(self) -> None:
         self._check(self._library.ckpt_unprotect_all(self._ready()), E_TIMEOUT, E_LOST)
 
+    # -- device memory --
+
+    def quiet(self, begin: bool) -> None:
+        self._check(self._library.ckpt_quiet(self._ready(), int(begin)))
+
+    def release_imports(self) -> None:
+        pointer = self._ready()
+        self._slowly(lambda: self._check(self._library.ckpt_release_imports(pointer), E_TIMEOUT, E_LOST))
+
+    def device_usage(self) -> DeviceUsage:
+        usage, pointer = _sized(DeviceUsage), self._ready()
+        self._slowly(lambda: self._check(self._library.ckpt_device_usage(pointer, byref(usage))))
+        return usage
+
     # -- saving --
 
-    def save(self, step: int, state: bytes, to: int, urgent: bool, check: bool, slowly: bool) -> int:
-        """OK, SKIPPED or ALREADY. `slowly`: it may block for more than a moment."""
+    def save(self, step: int, state: bytes, to: int, urgent: bool, check: bool, slowly: bool,
+             streams: "Sequence[int]" = ()) -> int:
+        """OK, SKIPPED or ALREADY. `slowly`: it may block for more than a moment. `streams`: device memory is read
+        behind them."""
         options = _sized(SaveOptions, to=to, state_size=len(state), urgent=urgent, check=check)
         if state:
             options.state = ctypes.cast(state, c_void_p)
+        if streams:
+            options.streams, options.stream_count = (c_void_p * len(streams))(*streams), len(streams)
         pointer = self._ready()
 
         def call() -> int:

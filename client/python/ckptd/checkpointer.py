@@ -2,13 +2,14 @@
 """`Checkpointer`: objects in, versions out."""
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
 import weakref
-from typing import Any, Mapping, Optional, Sequence, Union
+from typing import Any, Iterator, Mapping, Optional, Sequence, Union
 
-from . import arrays, binding, collective, hooks, levels, names, plain, plan, rng, typed
+from . import arrays, binding, collective, devices, hooks, levels, names, plain, plan, rng, typed
 from .binding import Handle
 from .errors import CheckpointError, RestoreMismatch
 from .levels import Durable, Info, Level, LevelLike, SaveResult, Version
@@ -77,6 +78,7 @@ class Checkpointer:
             raise ValueError('on_failure is "log" or "raise", not %r' % (on_failure,))
         self._handle: Any = None
         self._undo: "list[Any]" = []
+        self._undo_watch: Any = None
         self._lock = threading.RLock()
         self._process = os.getpid()
         #: The immutable objects by name: read after `restore`, assign before `save`.
@@ -97,7 +99,7 @@ class Checkpointer:
         self._module_revision = -1
         for name, value in {**(objects or {}), **more_objects}.items():
             self._add(name, value)
-        self._scan()
+        scanned, _ = self._scan()
         self._handle = Handle(
             job, rank, world, run_id, _path(directory), _path(socket), _path(daemon), open_timeout, busy_timeout
         )
@@ -107,6 +109,7 @@ class Checkpointer:
         )
         if hook:
             self.hook()
+        self._watch_devices(scanned)
 
     # -- objects --
 
@@ -181,6 +184,46 @@ class Checkpointer:
             undo()
         self._undo = []
 
+    # -- device memory --
+
+    @contextlib.contextmanager
+    def quiet(self) -> "Iterator[None]":
+        """Keeps the service's copies out of GPU memory away while the body runs (a collective, say), for at most two
+        seconds."""
+        with self._lock:
+            handle = self._open_handle()
+            handle.quiet(True)
+        try:
+            yield
+        finally:
+            with self._lock:
+                if handle.is_open:
+                    handle.quiet(False)
+
+    def release_imports(self) -> None:
+        """Has the service close the GPU memory that it has open, so that it can go back to the driver; the next save
+        opens what it needs. Called by itself before ``torch.cuda.empty_cache()`` and, where torch tells of it, out of
+        memory."""
+        with self._lock:
+            if self._handle is not None and self._handle.is_open and os.getpid() == self._process:
+                self._handle.release_imports()
+
+    def device_usage(self) -> "levels.DeviceUsage":
+        """What the service takes of GPU memory; what is protected is made known to it first."""
+        with self._lock:
+            handle = self._open_handle()
+            self.fence()
+            scanned, _ = self._scan()
+            self._registry.update(handle, scanned)
+            raw = handle.device_usage()
+            return levels.DeviceUsage(
+                raw.contexts, raw.imports, raw.context_bytes, raw.import_bytes, raw.arena_bytes
+            )
+
+    def _watch_devices(self, scanned: "list[tuple[list[arrays.Leaf], bool]]") -> None:
+        if any(leaf.device is not None and leaf.device[0] == "torch" for leaves, _ in scanned for leaf in leaves):
+            self._undo_watch = devices.watch(self.release_imports)
+
     def _fence_hook(self) -> None:
         if self._pending is not None and os.getpid() == self._process:
             self.fence()
@@ -207,7 +250,7 @@ class Checkpointer:
                 changed = self._registry.update(handle, scanned)
                 self._registry.hold()
                 slowly = urgent or changed or self._registry.large_eager or self._saves.count > 0
-                result = handle.save(step, text.encode("ascii"), depth, urgent, check, slowly)
+                result = handle.save(step, text.encode("ascii"), depth, urgent, check, slowly, self._registry.streams())
             except CheckpointError as error:
                 self._registry.release()
                 self._report(self._saves, step, error)
@@ -408,6 +451,8 @@ class Checkpointer:
                 return True
             captured = self.fence() if os.getpid() == self._process else True
             self.unhook()
+            if self._undo_watch is not None:
+                self._undo_watch()
             self._finalizer.detach()
             _finalize(self._handle, self._process)
             return captured

@@ -70,8 +70,8 @@ class Durable(NamedTuple):
 
 class Info(NamedTuple):
     """Facts about a checkpointer. `resumes`: (generation, step) that this run resumes from, or None. `push`: the
-    daemon cannot read this process, a thread copies instead. `image_size` of the last save in bytes. `saves`,
-    `skipped`, `lost`: accepted; skipped; accepted but given up before they were captured."""
+    daemon cannot read this process, a thread copies instead; `push_reason` says why. `image_size` of the last save in
+    bytes. `saves`, `skipped`, `lost`: accepted; skipped; accepted but given up before they were captured."""
 
     rank: int
     world: int
@@ -84,6 +84,18 @@ class Info(NamedTuple):
     saves: int
     skipped: int
     lost: int
+    push_reason: "str | None" = None
+
+
+class DeviceUsage(NamedTuple):
+    """Device memory that the daemon takes, in bytes: its `contexts`, the allocations of this checkpointer that it has
+    open (`imports`, which stay allocated while it has), and its arena."""
+
+    contexts: int
+    imports: int
+    context_bytes: int
+    import_bytes: int
+    arena_bytes: int
 
 
 def level_set(bits: int) -> "frozenset[Level]":
@@ -101,5 +113,5 @@ def info(raw: binding.Info) -> Info:
     return Info(
         raw.rank, raw.world, bool(raw.connected), raw.generation,
         (raw.resume_generation, raw.resume_step) if raw.resumes else None, level_set(raw.levels), bool(raw.push),
-        raw.image_size, raw.saves, raw.skipped, raw.lost,
+        raw.image_size, raw.saves, raw.skipped, raw.lost, raw.push_reason.decode() if raw.push_reason else None,
     )

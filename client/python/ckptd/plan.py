@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 from typing import Any, Callable, Iterable, Optional, Sequence
 
-from . import arrays, binding, tree
+from . import arrays, binding, devices, tree
 from .arrays import Leaf
 
 #: At most this many bytes per call, so that Ctrl-C is served soon and the helper thread's work stays bounded.
@@ -205,4 +205,7 @@ def _read(stored: Stored, leaf: Leaf) -> binding.Read:
         read.offset, read.extent = binding.array_u64(leaf.offset), binding.array_u64(leaf.shape)
     if leaf.shape:
         read.stride = binding.array_i64(leaf.stride)
+    stream = None if leaf.device is None or leaf.nbytes == 0 else devices.stream_of(leaf.device)
+    if stream is not None:
+        read.stream, read.on_stream = stream, 1
     return read

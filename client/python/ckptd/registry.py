@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from . import arrays, binding, tree
+from . import arrays, binding, devices, tree
 from .arrays import Leaf
 
 #: The library may wait inside save for the capture of larger eager arrays instead of copying them.
@@ -29,6 +29,7 @@ class Registry:
         self._other: "list[Any]" = []
         self._small: "list[Any]" = []
         self._held: "list[Any]" = []
+        self._on_devices: "list[Leaf]" = []
         #: Whether a save has to wait inside for eager arrays that are too large to be copied.
         self.large_eager = False
 
@@ -60,6 +61,7 @@ class Registry:
             handle.alias(alias.encode(), target.encode())
         self._known, self._aliases, self._lists = known, aliases, lists
         self.large_eager = any(leaf.nbytes > LARGE_EAGER for leaf in primaries if not leaf.held)
+        self._on_devices = [leaf for leaf in primaries if leaf.device is not None]
         fenced = [leaf for leaf in primaries if leaf.held]
         self._other = [leaf.keep for leaf in fenced if not tree.is_torch(leaf.keep)]
         self._large = [leaf.keep for leaf in fenced if tree.is_torch(leaf.keep) and leaf.nbytes > HOLD_ALWAYS]
@@ -91,6 +93,10 @@ class Registry:
     def hold(self) -> None:
         """Keeps all fenced memory alive, whatever the program does with its tensors, until `release`."""
         self._held = self._other + _hold(self._large)
+
+    def streams(self) -> "list[int]":
+        """The CUDA streams behind which what is protected is to be read."""
+        return devices.streams_of(leaf.device for leaf in self._on_devices if leaf.device) if self._on_devices else []
 
     def release(self) -> None:
         self._held = []

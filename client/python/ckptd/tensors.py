@@ -40,10 +40,9 @@ def describe(value: Any, name: str) -> Optional[Leaf]:
         raise _refuse(
             name, "sparse tensors (%s) are not supported; store its indices and values, or .to_dense()" % value.layout
         )
-    if value.device.type == "cuda":
-        raise _refuse(name, "CUDA tensors are not supported by this version of ckptd; it takes tensors on the CPU")
-    if value.device.type != "cpu":
-        raise _refuse(name, "tensors on device %s are not supported; ckptd takes tensors on the CPU" % value.device)
+    if value.device.type not in ("cpu", "cuda"):
+        raise _refuse(name, "tensors on device %s are not supported; ckptd takes those on the CPU and on CUDA devices"
+                      % value.device)
     code = _CODES.get(value.dtype)
     if code is None:
         raise _refuse(name, "tensors of %s are not supported; convert or .view() them as another dtype" % value.dtype)
@@ -59,7 +58,10 @@ def describe(value: Any, name: str) -> Optional[Leaf]:
         )
     size = binding.DTYPE_SIZES[code]
     stride = [step * size for step in value.stride()]
-    return Leaf(name, value, value, address, code, value.shape, stride, "torch", True)
+    leaf = Leaf(name, value, value, address, code, value.shape, stride, "torch", True)
+    if value.device.type == "cuda":
+        leaf.device = ("torch", value.device.index)
+    return leaf
 
 
 def create(dtype: int, shape: Sequence[int], like: Any = None) -> Any:

@@ -53,6 +53,7 @@ class LeafCache:
             again = arrays.describe(leaf.value, leaf.name)
             if again is None or again.identity()[:5] != leaf.identity()[:5]:
                 return False
+            leaf.device = again.device
         return True
 
     def replace(self, leaves: "list[Leaf]") -> None:
@@ -138,9 +139,9 @@ class Stages:
         self._buffers: "dict[str, Any]" = {}
 
     def put(self, leaf: Leaf) -> Leaf:
-        """A leaf with the same bytes in a buffer that stays; `leaf` itself if it is large or has holes."""
+        """A leaf with the same bytes in a buffer that stays; `leaf` itself if it is large, has holes, or is on a device."""
         size = leaf.nbytes
-        if size == 0 or size > STAGE_MAX or leaf.stride != _packed(leaf) or leaf.offset is not None:
+        if leaf.device is not None or size == 0 or size > STAGE_MAX or leaf.stride != _packed(leaf) or leaf.offset is not None:
             return leaf
         buffer = self._buffers.get(leaf.name)
         if buffer is None or len(buffer) != size:
