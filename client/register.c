@@ -197,9 +197,14 @@ static int send_pushed(struct ckpt *c, uint64_t deadline) {
 /* Device memory is described first; what the daemon refuses to read is pushed from then on. */
 static int register_set(struct ckpt *c, uint64_t deadline) {
     if (!c->use_push) {
-        int r = exports_announce(&c->exports, &c->session.link, deadline);
+        struct link *link = &c->session.link;
+        int r = exports_announce(&c->exports, link, deadline);
         if (r == CKPT_OK)
             r = send_set(c, deadline);
+        if (r < 0 && c->set.on_devices > 0 && link_is_up(link) && link->complaint) { /* about what was announced */
+            r = error_set(CKPT_NONE, "%s", link->complaint_text);
+            link->complaint = CKPT_OK;
+        }
         if (r != CKPT_NONE)
             return r;
         turn_to_push(c);
