@@ -324,6 +324,7 @@ int ckpt_device_usage(ckpt *c, struct ckpt_device_usage *usage) {
         r = save_fence(c, CKPT_DEFAULT_TIMEOUT);
         if (r == CKPT_OK)
             r = session_ensure(c, clock_deadline(c->open_timeout_ms));
+        c->session.link.complaint = CKPT_OK;
         if (r == CKPT_OK)
             r = register_ensure(c, 0);
     }

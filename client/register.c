@@ -240,7 +240,6 @@ static void area_dropped(void *context, uint32_t area) {
 int register_ensure(struct ckpt *c, uint64_t state_size) {
     uint64_t deadline = clock_deadline(HANDLE_REGISTER_MS);
     client_assert(c, c->saves.state == SAVES_IDLE);
-    c->session.link.complaint = CKPT_OK; /* from here on, one is about what this does */
     if (exports_are_stale(&c->exports))
         c->set.changed = true;
     int r = buffer_grow(c, &c->state, &c->state_size, state_size);

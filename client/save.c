@@ -349,6 +349,7 @@ int ckpt_save(ckpt *c, uint64_t step, const struct ckpt_save_options *options) {
         save_fence(c, CKPT_DEFAULT_TIMEOUT);
 
     r = session_ensure_for_save(c);
+    c->session.link.complaint = CKPT_OK;
     if (r == CKPT_OK)
         r = register_ensure(c, given.state_size);
     if (r == CKPT_OK) {
