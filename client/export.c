@@ -462,8 +462,12 @@ static void probe_free(const struct exports *exports, enum device_kind kind, str
         (void)cuda->cuMemRelease(probe->handle);
 }
 
-static int probe_ask(size_t number, uint64_t nonce, struct link *link, uint64_t deadline) {
-    struct message_device_probe body = {.memory = (uint32_t)number, .nonce = nonce};
+static int probe_ask(const struct exports *exports, size_t number, uint64_t nonce, struct link *link,
+                     uint64_t deadline) {
+    size_t free_bytes = 0, total;
+    if (exports->devices->cuda.cuMemGetInfo_v2(&free_bytes, &total) != CUDA_SUCCESS)
+        free_bytes = 0;
+    struct message_device_probe body = {.memory = (uint32_t)number, .nonce = nonce, .free_bytes = free_bytes};
     int r = link_call(link, &(struct link_request){.opcode = MESSAGE_DEVICE_PROBE, .body = &body, .fd = -1},
                       MESSAGE_DEVICE_PROBED, deadline);
     if (r < 0)
@@ -474,7 +478,7 @@ static int probe_ask(size_t number, uint64_t nonce, struct link *link, uint64_t 
     return error_set(CKPT_NONE, "%.*s", (int)link->message.tail_length, link->message.tail);
 }
 
-/* Describes the probe as a memory of its own, asks, and drops it. */
+/* Describes the probe as a memory of its own, asks, and has it closed: only then it may be freed. */
 static int probe_describe(struct exports *exports, const struct export *like, const struct probe *probe, uint64_t nonce,
                           struct link *link, uint64_t deadline) {
     struct export *export = NULL;
@@ -482,11 +486,15 @@ static int probe_describe(struct exports *exports, const struct export *like, co
     if (r != CKPT_OK)
         return r;
     size_t number = (size_t)(export - exports->items);
+    export->wanted = false;
     r = announce_item(exports, number, link, deadline);
     if (r == CKPT_OK)
-        r = probe_ask(number, nonce, link, deadline);
-    exports->items[number].wanted = false;
-    return r;
+        r = probe_ask(exports, number, nonce, link, deadline);
+    if (!link_is_up(link))
+        return r;
+    int released = exports_release(exports, link, deadline);
+    export_free(&exports->items[number]);
+    return released < 0 ? released : r;
 }
 
 /* The device's context is current. */
@@ -502,33 +510,38 @@ static int probe_kind(struct exports *exports, size_t like_number, struct link *
     int r = unless(exports, result, "no device memory for a trial");
     if (r == CKPT_OK)
         r = probe_describe(exports, &like, &probe, nonce, link, deadline);
-    if (r >= 0 && link_is_up(link)) {
-        int trimmed = exports_trim(exports, link, deadline);
-        r = trimmed < 0 ? trimmed : r;
-    }
     probe_free(exports, like.kind, &probe);
     return r;
 }
 
-int exports_announce(struct exports *exports, struct link *link, uint64_t deadline) {
-    for (size_t i = 0; i < exports->count; i++) {
+/* Does `work` with each memory that is wanted, its device's context current. */
+static int for_each_wanted(struct exports *exports, struct link *link, uint64_t deadline,
+                           int (*work)(struct exports *exports, size_t number, struct link *link, uint64_t deadline)) {
+    int r = CKPT_OK;
+    for (size_t i = 0; i < exports->count && r == CKPT_OK; i++) {
         if (!exports->items[i].kind || !exports->items[i].wanted)
             continue;
-        int device = exports->items[i].device;
-        enum device_kind kind = exports->items[i].kind;
-        int r = device_enter(exports->devices, device);
+        r = device_enter(exports->devices, exports->items[i].device);
         if (r < 0)
             return r;
-        r = announce_item(exports, i, link, deadline);
-        if (r == CKPT_OK && !exports->probed[device][kind]) {
-            exports->probed[device][kind] = true;
-            r = probe_kind(exports, i, link, deadline);
-        }
+        r = work(exports, i, link, deadline);
         device_leave(exports->devices);
-        if (r != CKPT_OK)
-            return r;
     }
-    return CKPT_OK;
+    return r;
+}
+
+static int probe_once(struct exports *exports, size_t number, struct link *link, uint64_t deadline) {
+    const struct export *export = &exports->items[number];
+    bool *probed = &exports->probed[export->device][export->kind];
+    if (*probed)
+        return CKPT_OK;
+    *probed = true;
+    return probe_kind(exports, number, link, deadline);
+}
+
+int exports_announce(struct exports *exports, struct link *link, uint64_t deadline) {
+    int r = for_each_wanted(exports, link, deadline, probe_once);
+    return r == CKPT_OK ? for_each_wanted(exports, link, deadline, announce_item) : r;
 }
 
 int exports_trim(struct exports *exports, struct link *link, uint64_t deadline) {
@@ -555,20 +568,30 @@ int exports_trim(struct exports *exports, struct link *link, uint64_t deadline) 
     return CKPT_OK;
 }
 
-bool exports_any_announced(const struct exports *exports) {
-    for (size_t i = 0; i < exports->count; i++)
-        if (exports->items[i].announced)
-            return true;
-    return false;
-}
-
-void exports_forget(struct exports *exports) {
+static bool forget_announced(struct exports *exports) {
+    bool any = false;
     for (size_t i = 0; i < exports->count; i++) {
+        any |= exports->items[i].announced;
         exports->items[i].announced = false;
         for (size_t j = 0; j < exports->items[i].chunk_count; j++)
             exports->items[i].chunks[j].announced = false;
     }
-    for (uint32_t i = 0; i < DEVICE_POOLS_MAX; i++)
+    for (uint32_t i = 0; i < DEVICE_POOLS_MAX; i++) {
+        any |= exports->pools[i].announced;
         exports->pools[i].announced = false;
+    }
+    return any;
+}
+
+int exports_release(struct exports *exports, struct link *link, uint64_t deadline) {
+    if (!forget_announced(exports))
+        return CKPT_OK;
+    struct message_empty body = {0};
+    return link_call(link, &(struct link_request){.opcode = MESSAGE_DEVICE_RELEASE, .body = &body, .fd = -1},
+                     MESSAGE_OK, deadline);
+}
+
+void exports_forget(struct exports *exports) {
+    (void)forget_announced(exports);
     memset(exports->probed, 0, sizeof exports->probed);
 }

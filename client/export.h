@@ -54,11 +54,12 @@ int exports_place(struct exports *exports, int device, const void *pointer, uint
 /* Whether memory that was placed is no longer what it was: given back, and the addresses used anew. */
 bool exports_are_stale(const struct exports *exports);
 
-/* Tells the daemon what it does not know yet, and asks it once for each device and kind whether it can
- * read such memory. CKPT_NONE: it cannot, the sentence says why. */
+/* Asks the daemon once for each device and kind whether it can read such memory, and tells it what it does not know
+ * yet. CKPT_NONE: it cannot, the sentence says why. The registered set may be gone in any case. */
 int exports_announce(struct exports *exports, struct link *link, uint64_t deadline) MUST_CHECK;
 /* Takes back what is not wanted. */
 int exports_trim(struct exports *exports, struct link *link, uint64_t deadline) MUST_CHECK;
-bool exports_any_announced(const struct exports *exports);
+/* The daemon closes everything, and the registered set is gone: when this returns, the memory may be freed. */
+int exports_release(struct exports *exports, struct link *link, uint64_t deadline) MUST_CHECK;
 /* The daemon knows nothing (any more). */
 void exports_forget(struct exports *exports);

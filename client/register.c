@@ -27,14 +27,11 @@ static int buffer_grow(struct ckpt *c, void **buffer, uint64_t *size, uint64_t w
 }
 
 int register_release_devices(struct ckpt *c) {
-    if (!exports_any_announced(&c->exports) || !session_is_up(&c->session))
+    if (!session_is_up(&c->session))
         return CKPT_OK;
-    struct message_empty body = {0};
-    struct link_request request = {.opcode = MESSAGE_DEVICE_RELEASE, .body = &body, .fd = -1};
-    int r = link_call(&c->session.link, &request, MESSAGE_OK, clock_deadline(HANDLE_REGISTER_MS));
+    int r = exports_release(&c->exports, &c->session.link, clock_deadline(HANDLE_REGISTER_MS));
     if (r < 0)
         session_down(c); /* which closes them too */
-    exports_forget(&c->exports);
     c->registered = false;
     return r;
 }

@@ -163,6 +163,7 @@ static int context_make(struct device *device, struct problem *problem) {
     device->own.facts.context = true;
     device->own.facts.generation++;
     device->own.unmeasured = true;
+    device->own.facts.context_bytes = device->own.context_cost;
     arena_make(device);
     return 0;
 }
@@ -203,7 +204,7 @@ void device_measure(struct device *device, uint64_t free_before) {
     bool known = device->own.unmeasured && free_before &&
                  device_cuda(device)->cuMemGetInfo_v2(&free_now, &total) == CUDA_SUCCESS;
     if (known && free_before > free_now + arena)
-        device->own.facts.context_bytes = free_before - free_now - arena;
+        device->own.facts.context_bytes = device->own.context_cost = free_before - free_now - arena;
     device->own.unmeasured = false;
 }
 

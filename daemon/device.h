@@ -91,9 +91,10 @@ struct device {
         CUcontext context;
         CUstream stream;
         CUevent event;
-        bool unmeasured;  /* the context is new: what it takes is not known yet */
-        uint64_t next_ns; /* the rate's: when the next copy may begin */
-        uint8_t *pins;    /* [POOL_SEGMENTS_MAX]: enum pin */
+        bool unmeasured;       /* the context is new: what it takes is not known yet */
+        uint64_t context_cost; /* what a context took when it was measured; it is made and dropped more often */
+        uint64_t next_ns;      /* the rate's: when the next copy may begin */
+        uint8_t *pins;         /* [POOL_SEGMENTS_MAX]: enum pin */
         struct device_facts facts;
     } own;
 };

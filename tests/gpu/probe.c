@@ -7,8 +7,8 @@
  *
  *     gpu-probe [MIB]    of device memory for each measurement (1024); CKPT_SOCKET names the daemon
  *
- * It exits with 0 if everything could be asked, whatever the answers. On the stand-in driver of the tests the times mean
- * nothing, and it says so.
+ * It exits with 0 if everything could be asked, whatever the answers. On the stand-in driver of the tests the times
+ * mean nothing, and it says so.
  */
 #include "base/cuda.h"
 #include "client/ckpt.h"
@@ -196,7 +196,9 @@ static void second_open(void) {
     MUST(cuda.cuIpcOpenMemHandle_v2(&first, exporter.offer.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
     CUresult result = cuda.cuIpcOpenMemHandle_v2(&second, exporter.offer.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
     printf("second open of a legacy handle in one process: %s%s\n", name_of(result),
-           result != CUDA_SUCCESS ? "" : second == first ? ", the same address" : ", another address");
+           result != CUDA_SUCCESS ? ""
+           : second == first      ? ", the same address"
+                                  : ", another address");
     MUST(cuda.cuIpcCloseMemHandle(first));
     if (result == CUDA_SUCCESS)
         printf("  closing it after the first was closed: %s\n", name_of(cuda.cuIpcCloseMemHandle(second)));
@@ -212,7 +214,8 @@ static void read_only_import(void) {
                                              CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
     MUST(cuda.cuMemAddressReserve(&range, size, 0, 0, 0));
     MUST(cuda.cuMemMap(range, size, 0, handle, 0));
-    CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}, .flags = CU_MEM_ACCESS_FLAGS_PROT_READ};
+    CUmemAccessDesc access = {.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE},
+                              .flags = CU_MEM_ACCESS_FLAGS_PROT_READ};
     CUresult result = cuda.cuMemSetAccess(range, size, &access, 1);
     printf("mapping imported memory for reading only: %s\n", name_of(result));
     if (result == CUDA_SUCCESS) {
@@ -315,12 +318,13 @@ static void capture_rate(size_t size) {
     CKPT_INIT(info);
     MUST_CKPT(ckpt_get_info(c, &info));
     double gib = (double)size / (double)GIB(1), copy = median(plain, ROUNDS), taken = median(capture, ROUNDS);
-    printf("who copies: %s%s%s\n", info.push ? "the library (push): " : "the daemon", info.push ? info.push_reason : "", "");
+    printf("who copies: %s%s%s\n", info.push ? "the library (push): " : "the daemon", info.push ? info.push_reason : "",
+           "");
     printf("device memory that the daemon takes: %.0f MiB for contexts, %.0f MiB held open\n",
            (double)usage.context_bytes / (double)MIB(1), (double)usage.import_bytes / (double)MIB(1));
     printf("plain copy into pinned memory: %.2f GiB/s%s\n", gib / copy, unit_note);
-    printf("capture, from save to the fence's end: %.2f GiB/s, ratio to the plain copy %.2f%s\n", gib / taken, copy / taken,
-           unit_note);
+    printf("capture, from save to the fence's end: %.2f GiB/s, ratio to the plain copy %.2f%s\n", gib / taken,
+           copy / taken, unit_note);
     printf("blocked: %.1f us in save, %.2f us in a fence after the capture%s\n", median(save, ROUNDS) * 1e6,
            median(fence, ROUNDS) * 1e6, unit_note);
     MUST_CKPT(ckpt_close(c));

@@ -53,7 +53,7 @@ if [[ -n ${GPU_DRIVER:-} ]]; then # the stand-in wants a directory that its proc
 fi
 
 failed=0
-for program in "$build"/tests/functional/functional-{devices,gpu}; do
+for program in "$build"/tests/functional/functional-{device,gpu-client}; do
     [[ -x $program ]] || continue
     say "${program##*/}"
     for loop in uring posix; do
