@@ -16,7 +16,7 @@ bool devices_ready(struct devices *devices) {
     return devices->ready;
 }
 
-int device_result(const struct devices *devices, CUresult result, const char *what) {
+int devices_result(const struct devices *devices, CUresult result, const char *what) {
     if (result == CUDA_SUCCESS)
         return CKPT_OK;
     struct problem problem = PROBLEM_NONE;
@@ -25,8 +25,8 @@ int device_result(const struct devices *devices, CUresult result, const char *wh
 }
 
 int device_enter(const struct devices *devices, int device) {
-    return device_result(devices, devices->cuda.cuCtxPushCurrent_v2(devices->items[device].context),
-                         "cuCtxPushCurrent");
+    return devices_result(devices, devices->cuda.cuCtxPushCurrent_v2(devices->items[device].context),
+                          "cuCtxPushCurrent");
 }
 
 void device_leave(const struct devices *devices) {
@@ -81,7 +81,7 @@ static int mark_make(struct devices *devices, struct device_mark *mark, int devi
         return CKPT_OK;
     mark_drop(devices, mark);
     *mark = (struct device_mark){.device = device};
-    return device_result(devices, cuda->cuEventCreate(&mark->event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+    return devices_result(devices, cuda->cuEventCreate(&mark->event, CU_EVENT_DISABLE_TIMING), "cuEventCreate");
 }
 
 /* The device's context is current. */
@@ -90,7 +90,7 @@ static int mark_record(struct devices *devices, int device, CUstream stream) {
     CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
     if (devices->mark_count == DEVICE_MARKS_MAX)
         return error_set(CKPT_E_LIMIT, "save: more than %d streams (DEVICE_MARKS_MAX)", DEVICE_MARKS_MAX);
-    int r = device_result(devices, cuda->cuStreamIsCapturing(stream, &capture), "cuStreamIsCapturing");
+    int r = devices_result(devices, cuda->cuStreamIsCapturing(stream, &capture), "cuStreamIsCapturing");
     if (r == CKPT_OK && capture != CU_STREAM_CAPTURE_STATUS_NONE)
         return error_set(CKPT_E_INVALID,
                          "save: the stream is being captured into a graph; save outside of the capture");
@@ -98,7 +98,7 @@ static int mark_record(struct devices *devices, int device, CUstream stream) {
     if (r == CKPT_OK)
         r = mark_make(devices, mark, device);
     if (r == CKPT_OK)
-        r = device_result(devices, cuda->cuEventRecord(mark->event, stream), "cuEventRecord");
+        r = devices_result(devices, cuda->cuEventRecord(mark->event, stream), "cuEventRecord");
     if (r == CKPT_OK)
         devices->mark_count++;
     return r;
@@ -109,12 +109,12 @@ static int stream_enter(struct devices *devices, CUstream stream, int *ret_devic
     const struct cuda *cuda = &devices->cuda;
     CUcontext context = NULL;
     CUdevice device;
-    int r = device_result(devices, cuda->cuStreamGetCtx(stream, &context), "save: a stream of no context");
+    int r = devices_result(devices, cuda->cuStreamGetCtx(stream, &context), "save: a stream of no context");
     if (r == CKPT_OK)
-        r = device_result(devices, cuda->cuCtxPushCurrent_v2(context), "cuCtxPushCurrent");
+        r = devices_result(devices, cuda->cuCtxPushCurrent_v2(context), "cuCtxPushCurrent");
     if (r < 0)
         return r;
-    r = device_result(devices, cuda->cuCtxGetDevice(&device), "cuCtxGetDevice");
+    r = devices_result(devices, cuda->cuCtxGetDevice(&device), "cuCtxGetDevice");
     if (r < 0) {
         device_leave(devices);
         return r;
@@ -185,7 +185,7 @@ int devices_marks_over(const struct devices *devices) {
         if (result == CUDA_ERROR_NOT_READY)
             return CKPT_PENDING;
         if (result != CUDA_SUCCESS)
-            return device_result(devices, result, "the work that the save comes after");
+            return devices_result(devices, result, "the work that the save comes after");
     }
     return CKPT_OK;
 }

@@ -46,7 +46,7 @@ bool devices_ready(struct devices *devices);
 int devices_find(struct devices *devices, const void *pointer);
 
 /* CKPT_OK, or CKPT_E_LOST with the driver's sentence; `what` begins it. */
-int device_result(const struct devices *devices, CUresult result, const char *what) MUST_CHECK;
+int devices_result(const struct devices *devices, CUresult result, const char *what) MUST_CHECK;
 int device_enter(const struct devices *devices, int device) MUST_CHECK;
 void device_leave(const struct devices *devices);
 

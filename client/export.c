@@ -296,7 +296,7 @@ int exports_place(struct exports *exports, int device, const void *pointer, uint
 
 /* The driver does not do what sharing needs: CKPT_NONE with its sentence. */
 static int unless(const struct exports *exports, CUresult result, const char *what) {
-    return device_result(exports->devices, result, what) < 0 ? CKPT_NONE : CKPT_OK;
+    return devices_result(exports->devices, result, what) < 0 ? CKPT_NONE : CKPT_OK;
 }
 
 static int tell(struct link *link, enum opcode opcode, const void *body, int fd, uint64_t deadline) {

@@ -52,8 +52,8 @@ static int device_buffer_grow(struct ckpt *c, int device, uint64_t wanted) {
     c->device_eager_size[device] = 0;
     uint64_t room = max_u64(wanted, size + size / 2);
     CUdeviceptr memory = 0;
-    r = device_result(&c->devices, cuda->cuMemAlloc_v2(&memory, room),
-                      "no device memory for the copies of eager tensors");
+    r = devices_result(&c->devices, cuda->cuMemAlloc_v2(&memory, room),
+                       "no device memory for the copies of eager tensors");
     device_leave(&c->devices);
     if (r < 0)
         return r;

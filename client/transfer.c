@@ -89,7 +89,7 @@ static int stream_make(struct transfer *transfer, int device) {
         result = cuda->cuStreamCreate(&transfer->streams[device], CU_STREAM_NON_BLOCKING);
     if (result == CUDA_SUCCESS && !transfer->events[device])
         result = cuda->cuEventCreate(&transfer->events[device], CU_EVENT_DISABLE_TIMING);
-    return device_result(transfer->devices, result, "no stream on the device");
+    return devices_result(transfer->devices, result, "no stream on the device");
 }
 
 void transfer_deinit(struct transfer *transfer) {
@@ -113,9 +113,9 @@ int transfer_begin(struct transfer *transfer, int device) {
         return r;
     r = stream_make(transfer, device);
     for (uint32_t i = 0; i < devices->mark_count && r == CKPT_OK; i++)
-        r = device_result(devices,
-                          devices->cuda.cuStreamWaitEvent(transfer->streams[device], devices->marks[i].event, 0),
-                          "cuStreamWaitEvent");
+        r = devices_result(devices,
+                           devices->cuda.cuStreamWaitEvent(transfer->streams[device], devices->marks[i].event, 0),
+                           "cuStreamWaitEvent");
     device_leave(devices);
     return r;
 }
@@ -136,7 +136,7 @@ int transfer_gather(struct transfer *transfer, int device, const struct pack_vie
         result = devices->cuda.cuEventRecord(transfer->events[device], transfer->streams[device]);
     transfer->queued[device] = true;
     device_leave(devices);
-    return device_result(devices, result, "copying out of device memory");
+    return devices_result(devices, result, "copying out of device memory");
 }
 
 int transfer_pack(const struct devices *devices, int device, CUstream stream, const struct pack_view *view,
@@ -151,7 +151,7 @@ int transfer_pack(const struct devices *devices, int device, CUstream stream, co
                         .packed = (uint8_t *)(uintptr_t)to};
     CUresult result = (CUresult)pack_rows(view, 0, geometry_elements(view->geometry), queue_row, &rows);
     device_leave(devices);
-    return device_result(devices, result, "copying an eager tensor within its device");
+    return devices_result(devices, result, "copying an eager tensor within its device");
 }
 
 static int event_poll(const struct devices *devices, int device, CUevent event) {
@@ -160,7 +160,7 @@ static int event_poll(const struct devices *devices, int device, CUevent event) 
         return r;
     CUresult result = devices->cuda.cuEventQuery(event);
     device_leave(devices);
-    return result == CUDA_ERROR_NOT_READY ? CKPT_PENDING : device_result(devices, result, "copying device memory");
+    return result == CUDA_ERROR_NOT_READY ? CKPT_PENDING : devices_result(devices, result, "copying device memory");
 }
 
 int transfer_poll(struct transfer *transfer) {
@@ -210,7 +210,7 @@ static int slot_take(struct staging *staging, unsigned slot, int device) {
     const struct devices *devices = staging->transfer.devices;
     if (!staging->memory) {
         void *memory = NULL;
-        int r = device_result(
+        int r = devices_result(
             devices, devices->cuda.cuMemHostAlloc(&memory, STAGING_SLOTS * STAGING_SLOT_SIZE, CU_MEMHOSTALLOC_PORTABLE),
             "no pinned memory");
         if (r < 0)
@@ -222,8 +222,8 @@ static int slot_take(struct staging *staging, unsigned slot, int device) {
         return CKPT_OK;
     slot_drop_event(staging, slot);
     staging->slots[slot].device = device;
-    return device_result(devices, devices->cuda.cuEventCreate(&staging->slots[slot].event, CU_EVENT_DISABLE_TIMING),
-                         "cuEventCreate");
+    return devices_result(devices, devices->cuda.cuEventCreate(&staging->slots[slot].event, CU_EVENT_DISABLE_TIMING),
+                          "cuEventCreate");
 }
 
 /* At most a slot's worth. */
@@ -241,8 +241,8 @@ static int scatter_piece(struct staging *staging, int device, CUstream stream, c
     CUresult result = (CUresult)pack_rows(view, first, count, queue_row, &rows);
     staging->slots[slot].busy = true; /* whatever was queued reads the slot */
     CUresult recorded = cuda->cuEventRecord(staging->slots[slot].event, stream);
-    return device_result(staging->transfer.devices, result == CUDA_SUCCESS ? recorded : result,
-                         "copying into device memory");
+    return devices_result(staging->transfer.devices, result == CUDA_SUCCESS ? recorded : result,
+                          "copying into device memory");
 }
 
 int staging_scatter(struct staging *staging, int device, CUstream stream, bool own, const struct pack_view *view,
