@@ -494,7 +494,8 @@ int ckpt_restore_state(ckpt_restore *r, uint32_t rank, const void **ret_data, ui
     return block_keep(r, block, part, ret_data, ret_size);
 }
 
-/* A lease on the daemon's own memory. CKPT_NONE: it does not lie in one piece. */
+/* A lease on the daemon's own memory. CKPT_NONE: it does not lie in one piece; CKPT_E_LIMIT, CKPT_E_MEMORY:
+ * the daemon has no room for all of it at once. */
 static int map_lease(struct ckpt_restore *r, const struct index_tensor *tensor, struct restore_block *block) {
     const struct piece *piece = &r->index.complete.pieces.items[tensor->first];
     if (tensor->count != 1 || !geometry_is_whole(&piece->geometry) || block->size == 0)
@@ -543,7 +544,8 @@ int ckpt_restore_map(ckpt_restore *r, const char *name, uint32_t rank, const voi
     if (!block)
         return error_set(CKPT_E_MEMORY, "tensor %s: out of memory", name);
     result = map_lease(r, tensor, block);
-    if (result == CKPT_NONE || result == CKPT_E_UNREACHABLE)
+    bool no_room = result == CKPT_E_LIMIT || result == CKPT_E_MEMORY;
+    if (result == CKPT_NONE || result == CKPT_E_UNREACHABLE || no_room)
         result = map_copy(r, tensor, block);
     if (result < 0) {
         block_free(r, block);

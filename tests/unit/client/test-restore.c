@@ -316,6 +316,10 @@ static void little_room(void **state) {
     struct ckpt_read read = read_of("bytes", CKPT_U8, 1, got);
     assert_result(ckpt_restore_read(r, &read), CKPT_OK);
     assert_memory_equal(got, bytes, sizeof bytes);
+    const void *data;
+    uint64_t size;
+    assert_result(ckpt_restore_map(r, "bytes", 0, &data, &size), CKPT_OK); /* a copy, piece by piece */
+    assert_memory_equal(data, bytes, sizeof bytes);
     ckpt_restore_close(r);
     assert_result(ckpt_test(fixture->c, 1, CKPT_LOCAL, CKPT_PART), CKPT_PENDING);
     assert_int_equal(fake_leases(fixture->fake), 0);
