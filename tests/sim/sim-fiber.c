@@ -15,6 +15,7 @@ struct fiber {
     fiber_fn fn;
     void *argument;
     int owner;
+    uint32_t pid;
     uint64_t wake_ns, hold_ns;
     int fd;
     bool readable, over;
@@ -48,6 +49,7 @@ struct fiber *fiber_new(int owner, fiber_fn fn, void *argument) {
     fiber->fn = fn;
     fiber->argument = argument;
     fiber->owner = owner;
+    fiber->pid = 0;
     fiber->wake_ns = fiber->hold_ns = 0;
     fiber->fd = -1;
     fiber->over = false;
@@ -56,6 +58,9 @@ struct fiber *fiber_new(int owner, fiber_fn fn, void *argument) {
     return fiber;
 }
 
+void fiber_set_pid(struct fiber *fiber, uint32_t pid) { fiber->pid = pid; }
+uint32_t fiber_pid(const struct fiber *fiber) { return fiber->pid; }
+uint32_t fiber_pid_now(void) { return current ? current->pid : 0; }
 bool fiber_inside(void) { return current != NULL; }
 
 bool fiber_wait(uint64_t until_ns, int fd) {

@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <stdarg.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 
 #define PID_FIRST 5000000
@@ -22,11 +23,13 @@
 static struct process {
     int node, boot;
     int death_fd;
-    bool ended;
+    bool ended, forked;
 } processes[PROCESSES_MAX];
 static uint32_t process_count;
+/* What a descriptor is, as long as its inode is the same: numbers are used again. */
 static struct socket {
-    uint32_t pid; /* of the client; 0: none of ours */
+    enum { SOCKET_NONE, SOCKET_OF_DAEMON, SOCKET_OF_PROCESS, MEMORY_OF_PROCESS } kind;
+    uint32_t pid; /* of the client */
     ino_t inode;
     int node;
 } sockets[SOCKETS_MAX];
@@ -43,6 +46,45 @@ int __real_getsockopt(int fd, int level, int option, void *value, socklen_t *len
 int __wrap_getsockopt(int fd, int level, int option, void *value, socklen_t *length);
 void __wrap_digest_copy_leaf(void *destination, const void *source, size_t length, struct digest *ret_digest);
 
+static ino_t inode_of(int fd) {
+    struct stat status;
+    return fstat(fd, &status) == 0 ? status.st_ino : 0;
+}
+
+static void note_descriptor(int kind, int node, int fd, uint32_t pid) {
+    assert(fd < SOCKETS_MAX);
+    sockets[fd] = (struct socket){.kind = kind, .pid = pid, .inode = inode_of(fd), .node = node};
+    socket_end = fd >= socket_end ? fd + 1 : socket_end;
+}
+
+/* Of a node, and of one process of it (0: of all). */
+static void close_descriptors(int kind, int node, uint32_t pid) {
+    sim_descriptors_changed();
+    for (int fd = 0; fd < socket_end; fd++) {
+        if ((int)sockets[fd].kind != kind || sockets[fd].node != node || (pid && sockets[fd].pid != pid))
+            continue;
+        if (inode_of(fd) == sockets[fd].inode)
+            close(fd);
+        sockets[fd].kind = SOCKET_NONE;
+    }
+}
+
+void kernel_socket(int node, int fd, uint32_t pid) { note_descriptor(SOCKET_OF_DAEMON, node, fd, pid); }
+void kernel_close_sockets(int node) { close_descriptors(SOCKET_OF_DAEMON, node, 0); }
+
+int kernel_connect(uint32_t pid) {
+    int node = processes[pid - PID_FIRST].node;
+    int fd = nodes[node].up ? sim_loop_connect(nodes[node].loop, pid) : -ECONNREFUSED;
+    if (fd >= 0)
+        note_descriptor(SOCKET_OF_PROCESS, node, fd, pid);
+    return fd;
+}
+
+uint32_t kernel_memory_of(int fd) {
+    bool known = fd >= 0 && fd < SOCKETS_MAX && sockets[fd].kind == MEMORY_OF_PROCESS;
+    return known && inode_of(fd) == sockets[fd].inode ? sockets[fd].pid : 0;
+}
+
 uint32_t kernel_process_new(int node) {
     SIM_CHECK(process_count < PROCESSES_MAX, "simulator", "too many processes");
     processes[process_count] =
@@ -56,29 +98,13 @@ void kernel_process_end(uint32_t pid) {
     sim_descriptors_changed();
     (void)!write(process->death_fd, &(uint64_t){1}, 8);
     close(steal_fd(&process->death_fd));
+    if (!process->forked)
+        close_descriptors(SOCKET_OF_PROCESS, process->node, pid);
 }
 
-static ino_t inode_of(int fd) {
-    struct stat status;
-    return fstat(fd, &status) == 0 ? status.st_ino : 0;
-}
-
-void kernel_socket(int node, int fd, uint32_t pid) {
-    assert(fd < SOCKETS_MAX);
-    sockets[fd] = (struct socket){.pid = pid, .inode = inode_of(fd), .node = node};
-    socket_end = fd >= socket_end ? fd + 1 : socket_end;
-}
-
-void kernel_close_sockets(int node) {
-    sim_descriptors_changed();
-    for (int fd = 0; fd < socket_end; fd++) {
-        if (!sockets[fd].pid || sockets[fd].node != node)
-            continue;
-        if (inode_of(fd) == sockets[fd].inode) /* the number may be another file's by now */
-            close(fd);
-        sockets[fd].pid = 0;
-    }
-}
+void kernel_process_forked(uint32_t pid) { processes[pid - PID_FIRST].forked = true; }
+bool kernel_is_simulated(uint32_t pid) { return pid >= PID_FIRST && pid - PID_FIRST < process_count; }
+bool kernel_process_alive(uint32_t pid) { return !processes[pid - PID_FIRST].ended; }
 
 void kernel_reboot(int node) { boots[node]++; }
 
@@ -119,11 +145,13 @@ FILE *__wrap_fopen64(const char *path, const char *mode) {
     return __real_fopen64(path, mode);
 }
 
-/* Trainers' private memory cannot be read: all sets are shared ones. */
 int __wrap_open64(const char *path, int flags, ...) {
-    if (process_of(path, "mem")) {
-        errno = EACCES;
-        return -1;
+    const struct process *process = process_of(path, "mem");
+    if (process) {
+        int fd = memfd_create("sim-memory", MFD_CLOEXEC);
+        if (fd >= 0)
+            note_descriptor(MEMORY_OF_PROCESS, process->node, fd, PID_FIRST + (uint32_t)(process - processes));
+        return fd;
     }
     va_list arguments;
     va_start(arguments, flags);
@@ -141,7 +169,7 @@ int __wrap_gethostname(char *name, size_t size) {
 
 int __wrap_getsockopt(int fd, int level, int option, void *value, socklen_t *length) {
     int r = __real_getsockopt(fd, level, option, value, length);
-    if (fd < 0 || fd >= SOCKETS_MAX || !sockets[fd].pid || level != SOL_SOCKET)
+    if (fd < 0 || fd >= SOCKETS_MAX || sockets[fd].kind != SOCKET_OF_DAEMON || level != SOL_SOCKET)
         return r;
     uint32_t pid = sockets[fd].pid;
     if (option == SO_PEERCRED)

@@ -338,6 +338,7 @@ static void look(struct choice *choice, uint64_t *next_ns) {
 static void go(struct candidate chosen) {
     struct sim_loop *loop = chosen.loop;
     if (chosen.fiber) {
+        descriptors_changed |= fiber_pid(chosen.fiber) != 0;
         fiber_run(chosen.fiber, chosen.readable);
         return;
     }

@@ -144,6 +144,7 @@ static void start_run(int number, bool quiet, uint64_t size, uint32_t last_world
     for (uint32_t i = 0; i < world; i++) {
         options.rank = i;
         options.node = (int)i % node_count;
+        options.library = sim_chance(3, 4);
         trainers[i] = trainer_start(&options);
     }
 }

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A trainer: one rank of a run, as a fiber that speaks the protocol. It restores, registers, and for
+ * A trainer: one rank of a run, as a fiber that speaks the protocol itself (those that use libckpt are
+ * in sim-program.c), in ways that the library never does. It restores, registers, and for
  * each step fills its memory with bytes that no other step has, saves, fences, spoils its memory,
  * and at times waits for a level. It gives fences up at random, loses its daemon and comes back to
  * the next one. Whatever it is told or handed is checked against the model.
  */
 #include "tests/sim/sim-trainer.h"
-
-#include "proto/image.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -107,15 +106,11 @@ static void refused(struct trainer *t, const char *what) {
 /* ---- memory ---- */
 
 static void fill(struct trainer *t, uint64_t nonce) {
-    uint64_t value = nonce * UINT64_C(0x9e3779b97f4a7c15) + t->options.rank;
-    for (size_t i = 0; i < t->area_size; i++) {
-        value = value * UINT64_C(6364136223846793005) + 1442695040888963407;
-        t->area[i] = (uint8_t)(value >> 56);
-    }
+    sim_image_fill(t->area, t->area_size, nonce * UINT64_C(0x9e3779b97f4a7c15) + t->options.rank);
 }
 
 static void make_memory(struct trainer *t) {
-    t->area_size = align_up(t->size + LOCAL_SIZE + STATE_SIZE, 4096);
+    t->area_size = align_up(t->options.size + LOCAL_SIZE + STATE_SIZE, 4096);
     t->area_fd = memfd_create("sim-area", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (t->area_fd < 0 || posix_fallocate(t->area_fd, 0, (off_t)t->area_size) != 0 ||
         fcntl(t->area_fd, F_ADD_SEALS, F_SEAL_SHRINK) < 0)
@@ -125,44 +120,14 @@ static void make_memory(struct trainer *t) {
         abort();
 }
 
-static void make_table(struct trainer *t) {
-    struct problem problem = PROBLEM_NONE;
-    const struct shard shards[] = {
-        {.name = "w",
-         .name_length = 1,
-         .dtype = DTYPE_U8,
-         .contiguous = true,
-         .replica_count = 1,
-         .geometry =
-             {.dims = 2, .shape = {t->options.world, t->size}, .offset = {t->options.rank, 0}, .extent = {1, t->size}}},
-        {.name = "rng",
-         .name_length = 3,
-         .dtype = DTYPE_U8,
-         .flags = SHARD_RANK_LOCAL,
-         .address = t->size,
-         .contiguous = true,
-         .replica_count = 1,
-         .geometry = {.dims = 1, .shape = {LOCAL_SIZE}, .extent = {LOCAL_SIZE}}},
-    };
-    for (size_t i = 0; i < ARRAY_SIZE(shards); i++)
-        if (shards_writer_add(&t->table, &shards[i], &problem) != 0)
-            abort();
-    const struct image_identity identity = {.job = SIM_JOB, .rank = t->options.rank, .world = t->options.world};
-    if (shards_parse(t->table.data, t->table.size, t->table.count, &t->shards, &problem) != 0 ||
-        image_layout(t->shards, &identity, &t->layout, &problem) != 0)
-        abort();
-}
-
 /* What the image of this memory is. */
 static struct save *expect(struct trainer *t, uint64_t step, uint64_t state_length) {
-    uint64_t size = image_size(&t->layout, state_length);
-    uint8_t *image = calloc(1, size);
-    assert(image);
-    image_header(&t->layout, state_length, image);
-    memcpy(image + t->layout.shard_offset[0], t->area, t->size);
-    memcpy(image + t->layout.shard_offset[1], t->area + t->size, LOCAL_SIZE);
-    if (state_length)
-        memcpy(image + t->layout.state_offset, t->area + t->size + LOCAL_SIZE, state_length);
+    const struct sim_state state = {.row = t->area,
+                                    .own = t->area + t->options.size,
+                                    .inline_bytes = t->area + t->options.size + LOCAL_SIZE,
+                                    .inline_length = state_length};
+    uint64_t size;
+    uint8_t *image = sim_image_make(&t->image, &state, &size);
     struct save *save = model_save((struct version_id){t->generation, step}, t->options.rank, t->options.world,
                                    t->options.node, image, size);
     free(image);
@@ -220,8 +185,9 @@ static bool register_memory(struct trainer *t) {
         refused(t, "area is refused");
     if (answer != MESSAGE_OK)
         return false;
-    CLEANUP(closep) int table = wire_memfd("sim-table", t->table.data, t->table.size);
-    const struct message_register message = {.table_size = t->table.size, .count = t->table.count, .set = ++t->set};
+    CLEANUP(closep) int table = wire_memfd("sim-table", t->image.table.data, t->image.table.size);
+    const struct message_register message = {
+        .table_size = t->image.table.size, .count = t->image.table.count, .set = ++t->set};
     answer = ask_with(t, MESSAGE_REGISTER, &message, NULL, 0, table, TIERS_MS);
     if (answer == MESSAGE_ERROR)
         refused(t, "register is refused");
@@ -372,7 +338,7 @@ static bool save(struct trainer *t, uint64_t step) {
         .counter = counter,
         .to = t->options.quiet || sim_chance(3, 4) ? LEVEL_NONE : LEVEL_LOCAL,
         .flags = (check ? SAVE_CHECK : 0) | (sim_chance(1, 10) ? SAVE_URGENT : 0),
-        .state_offset = t->size + LOCAL_SIZE,
+        .state_offset = t->options.size + LOCAL_SIZE,
         .state_length = state_length,
         .busy_deadline_ms = t->options.quiet ? 600000 : 1000,
     };
@@ -504,7 +470,8 @@ static bool missed(struct trainer *t, uint64_t step) {
 /* The process has ended; what its kernel knows of it. */
 static void end(struct trainer *t) {
     hang_up(t);
-    close(t->area_fd);
+    if (t->area_fd >= 0)
+        close(t->area_fd);
     kernel_process_end(t->pid);
 }
 
@@ -513,7 +480,7 @@ static void live(void *argument) {
     int lives = t->options.quiet ? 1 : 4;
     bool in = false;
     make_memory(t);
-    make_table(t);
+    sim_image_init(&t->image, t->options.rank, t->options.world, t->options.size);
     for (uint64_t step = 1; step <= t->options.steps; step++) {
         while (!in && lives-- > 0)
             in = come_in(t);
@@ -538,11 +505,12 @@ struct trainer *trainer_start(const struct trainer_options *options) {
     assert(t);
     t->options = *options;
     t->fd = t->packet.fd = t->area_fd = -1;
-    t->size = options->size;
     for (size_t i = 0; i < SEGMENTS_KEPT; i++)
         t->segments[i] = -1;
     t->pid = kernel_process_new(options->node);
-    t->fiber = fiber_new(SIM_OUTSIDE, live, t);
+    t->fiber = fiber_new(SIM_OUTSIDE, options->library ? program_live : live, t);
+    if (options->library)
+        fiber_set_pid(t->fiber, t->pid);
     say(t, "starts on node", options->node);
     return t;
 }
@@ -558,14 +526,17 @@ void trainer_kill(struct trainer *t) {
     fiber_kill(t->fiber);
     t->fiber = NULL;
     t->failed = true;
-    if (sim_chance(1, 4))
-        t->fd = -1; /* a child that it forked still has the socket, and lives for ever */
+    if (sim_chance(1, 4)) { /* a child that it forked still has the socket, and lives for ever */
+        t->fd = -1;
+        kernel_process_forked(t->pid);
+    }
     end(t);
 }
 
 void trainer_hang(struct trainer *t, uint64_t until_ns) {
     if (!t->fiber)
         return;
+    t->held_ns = until_ns;
     say(t, "hangs for ms:", (long long)((until_ns - sim.now_ns) / NANOSECONDS_PER_MS));
     fiber_hold(t->fiber, until_ns);
 }

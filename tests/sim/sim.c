@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * sim: the daemon's control plane in a world that comes from a seed.
+ * sim: the daemon's control plane, and libckpt in its clients, in a world that comes from a seed.
  *
  *   sim --seed N [--verbose]          one run; a failure tells the invariant and the last events
  *   sim --from N --count M            many, each in a process of its own
@@ -37,8 +37,8 @@
  *     save that was given up is among it; memory is read piece by piece, so that early changes show
  *   - all ranks of a run get the same decision, and it is not older than what was reported GLOBAL
  *   - nobody removes what somebody writes; a tier is given up after its tries, not before
- *   - requests are answered by their deadlines; when idle, nothing is reserved, open or in flight, and
- *     descriptors are as many as before
+ *   - requests are answered by their deadlines, and calls of the library end by theirs; when idle, nothing is reserved,
+ * open or in flight, and descriptors are as many as before
  *   - once faults end, everything becomes GLOBAL
  */
 #include "tests/sim/sim.h"
@@ -264,6 +264,7 @@ int main(int argc, char **argv) {
             return usage();
         }
     raise_descriptor_limit();
+    clearenv(); /* libckpt looks there */
     if (replay)
         return run_twice(seed);
     if (*sim.bug)

@@ -4,9 +4,9 @@
 /*
  * What the files of the simulator share. One process, one thread, one seeded generator: nodes with
  * a real control plane each, on a simulated loop (sim-loop.c), simulated disks (sim-disk.c,
- * sim-tier.c) and what a kernel says of processes (sim-kernel.c); trainers that speak the protocol
- * (sim-trainer.c); an operator that breaks things (sim-operator.c); and a model of what must then
- * be true (sim-model.c).
+ * sim-tier.c) and what a kernel says of processes (sim-kernel.c); trainers that use libckpt
+ * (sim-program.c, on the system of sim-process.c) or speak the protocol themselves (sim-trainer.c); an
+ * operator that breaks things (sim-operator.c); and a model of what must then be true (sim-model.c).
  */
 
 #include "base/loop.h"
@@ -73,6 +73,11 @@ void fiber_hold(struct fiber *fiber, uint64_t until_ns);
 /* The fiber is not the one that runs. */
 void fiber_kill(struct fiber *fiber);
 void fiber_kill_owned(int owner);
+/* The fiber is a process of its own: its calls to the system are those of sim-process.c. */
+void fiber_set_pid(struct fiber *fiber, uint32_t pid);
+uint32_t fiber_pid(const struct fiber *fiber);
+/* Of the fiber that runs; 0: it is no process. */
+uint32_t fiber_pid_now(void);
 
 struct fiber *fiber_next(struct fiber *after);
 int fiber_fd(const struct fiber *fiber);
@@ -145,6 +150,14 @@ unsigned sim_tier_open_files(int node);
 
 uint32_t kernel_process_new(int node);
 void kernel_process_end(uint32_t pid);
+/* A child of it has its sockets, too: they stay when it ends. */
+void kernel_process_forked(uint32_t pid);
+bool kernel_is_simulated(uint32_t pid);
+bool kernel_process_alive(uint32_t pid);
+/* Whose memory this descriptor is open on; 0: it is another file. */
+uint32_t kernel_memory_of(int fd);
+/* The process connects to the daemon of its node: a descriptor, or -errno. */
+int kernel_connect(uint32_t pid);
 /* The daemon's end of a connection; all of a node's are closed when its daemon dies. */
 void kernel_socket(int node, int fd, uint32_t pid);
 void kernel_close_sockets(int node);
@@ -215,7 +228,7 @@ bool model_is_newest_run(const char *path);
 bool model_is_global(const char *path);
 void model_disk_lost(int node);
 
-/* ---- trainers and the operator: sim-trainer.c, sim-operator.c ---- */
+/* ---- trainers and the operator: sim-trainer.c, sim-program.c, sim-operator.c ---- */
 
 struct trainer_options {
     const char *run_id;
@@ -224,6 +237,7 @@ struct trainer_options {
     uint32_t steps;
     uint64_t size; /* bytes of its piece of the tensor */
     bool quiet;    /* no faults: everything must succeed */
+    bool library;  /* it uses libckpt */
 };
 struct trainer;
 struct trainer *trainer_start(const struct trainer_options *options);
