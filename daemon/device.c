@@ -252,9 +252,9 @@ static void job_run(struct loop_op *op) {
 static void watch_start(struct device *device);
 
 static void abandon(struct device *device, struct device_job *job) {
+    struct problem problem = PROBLEM_NONE;
     job->abandoned = true;
-    job->result = problem_set(&job->problem, -ETIMEDOUT, "device %s does not answer", device->text);
-    job->done(job);
+    job->done(job, problem_set(&problem, -ETIMEDOUT, "device %s does not answer", device->text), &problem);
 }
 
 static void watch_elapsed(struct loop_op *op) {
@@ -316,7 +316,7 @@ static void job_done(struct loop_op *op) {
         return;
     }
     take_facts(device, job);
-    job->done(job);
+    job->done(job, job->result, &job->problem);
     job_over(job);
 }
 
@@ -364,7 +364,9 @@ static void close_run(struct device_job *job) {
     context_drop(device, false);
 }
 
-static void close_done(struct device_job *job) { (void)job; }
+static void close_done(struct device_job *job, int result, const struct problem *problem) {
+    (void)job, (void)result, (void)problem;
+}
 
 static void close_free(struct device_job *job) { free(CONTAINER_OF(job, struct closing, job)); }
 

@@ -46,10 +46,11 @@ struct device_job {
     TAILQ_ENTRY(device_job) link;
     struct device *device;
     bool needs_context; /* one is made if there is none; if that fails, `run` is not called */
-    /* On the device's thread, in its context: sets result and problem. */
+    /* On the device's thread, in its context: sets result and problem, which are that thread's. */
     void (*run)(struct device_job *job);
-    /* On the control thread, once for each submission: it is over, or was abandoned (-ETIMEDOUT). */
-    void (*done)(struct device_job *job);
+    /* On the control thread, once for each submission: it is over, with its result, or was abandoned
+     * (-ETIMEDOUT): then the device's thread may still be at work on it. */
+    void (*done)(struct device_job *job, int result, const struct problem *problem);
     /* On the control thread, after `done`, unless that submitted it again: nobody touches it any more. */
     void (*free)(struct device_job *job);
     int result;

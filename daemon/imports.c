@@ -253,9 +253,9 @@ static void import_free(struct device_job *job) {
     device_unuse(device);
 }
 
-static void close_done(struct device_job *job) {
-    if (job->result < 0)
-        device_report(job->device, &job->problem, "memory of a client stays open");
+static void close_done(struct device_job *job, int result, const struct problem *problem) {
+    if (result < 0)
+        device_report(job->device, problem, "memory of a client stays open");
 }
 
 static void import_unref(struct import *import) {
@@ -473,15 +473,15 @@ bool device_memory_covers(const struct device_memory *memory, uint64_t offset, u
 
 /* ---- opening ---- */
 
-static void open_done(struct device_job *job) {
+static void open_done(struct device_job *job, int result, const struct problem *problem) {
     struct import_open *open = CONTAINER_OF(job, struct import_open, job);
     for (uint32_t i = 0; i < open->count; i++) {
-        open->imports[i]->open = open->imports[i]->open || !job->result;
+        open->imports[i]->open = open->imports[i]->open || !result;
         open->imports[i]->failed = !open->imports[i]->open;
     }
-    if (job->result < 0)
-        device_report(job->device, &job->problem, "device memory cannot be opened");
-    open->over(open, job->result, &job->problem);
+    if (result < 0)
+        device_report(job->device, problem, "device memory cannot be opened");
+    open->over(open, result, problem);
 }
 
 static void open_free(struct device_job *job) {
@@ -494,8 +494,9 @@ static void open_free(struct device_job *job) {
 }
 
 int imports_open(struct device *device, struct device_memory *const *memories, uint32_t count,
-                 const struct message_device_probe *message, void (*over)(struct import_open *, int, struct problem *),
-                 void *context, struct problem *problem) {
+                 const struct message_device_probe *message,
+                 void (*over)(struct import_open *, int, const struct problem *), void *context,
+                 struct problem *problem) {
     size_t extents = 0;
     for (uint32_t i = 0; i < count; i++)
         if (memories[i] && memories[i]->device == device)

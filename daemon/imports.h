@@ -54,7 +54,8 @@ bool device_memory_covers(const struct device_memory *memory, uint64_t offset, u
 /* Opens what is not open yet of one device, then perhaps reads a nonce. */
 struct import_open {
     struct device_job job;
-    void (*over)(struct import_open *open, int result, struct problem *problem); /* the open itself goes by itself */
+    void (*over)(struct import_open *open, int result,
+                 const struct problem *problem); /* the open itself goes by itself */
     void *context;
     struct device_memory *probed; /* NULL: none */
     uint64_t offset, nonce, free_bytes;
@@ -63,8 +64,9 @@ struct import_open {
 };
 /* Of those memories that lie on `device`. */
 int imports_open(struct device *device, struct device_memory *const *memories, uint32_t count,
-                 const struct message_device_probe *probe, void (*over)(struct import_open *, int, struct problem *),
-                 void *context, struct problem *problem) MUST_CHECK;
+                 const struct message_device_probe *probe,
+                 void (*over)(struct import_open *, int, const struct problem *), void *context,
+                 struct problem *problem) MUST_CHECK;
 
 /* How many imports of a session's memories are open, and their bytes (each once). */
 void imports_count(struct device_memory *const *memories, uint32_t count, uint32_t *ret_imports, uint64_t *ret_bytes);

@@ -140,7 +140,7 @@ struct probing {
     uint32_t memory;
 };
 
-static void probe_over(struct import_open *open, int result, struct problem *problem) {
+static void probe_over(struct import_open *open, int result, const struct problem *problem) {
     CLEANUP(freep) struct probing *probing = open->context;
     struct session *session = probing->session;
     const char *why = result < 0 ? problem->text : "";
@@ -205,7 +205,10 @@ static void let_go(struct letting_go *letting_go) {
 }
 
 static void barrier_run(struct device_job *job) { (void)job; }
-static void barrier_done(struct device_job *job) { let_go(CONTAINER_OF(job, struct barrier, job)->letting_go); }
+static void barrier_done(struct device_job *job, int result, const struct problem *problem) {
+    (void)result, (void)problem;
+    let_go(CONTAINER_OF(job, struct barrier, job)->letting_go);
+}
 static void barrier_free(struct device_job *job) { free(CONTAINER_OF(job, struct barrier, job)); }
 
 static void let_go_round(struct letting_go *letting_go) {

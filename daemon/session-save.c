@@ -120,7 +120,7 @@ static void register_over(struct registration *registration) {
 
 static void register_open_next(struct registration *registration);
 
-static void register_opened(struct import_open *open, int result, struct problem *problem) {
+static void register_opened(struct import_open *open, int result, const struct problem *problem) {
     struct registration *registration = open->context;
     registration->open = result;
     if (result < 0)

@@ -183,13 +183,13 @@ static void transfer_unref(struct transfer *transfer) {
 
 static void transfer_free(struct device_job *job) { transfer_unref(CONTAINER_OF(job, struct transfer, job)); }
 
-static void transfer_done(struct device_job *job) {
+static void transfer_done(struct device_job *job, int result, const struct problem *problem) {
     struct transfer *transfer = CONTAINER_OF(job, struct transfer, job);
     struct part *part = transfer->part;
     const struct set *set = transfer->source.set;
     if (!part)
         return;
-    if (job->result == -EAGAIN) {
+    if (result == -EAGAIN) {
         uint64_t now = loop_now(part->server->loop);
         if (!transfer->quiet || !transfer->quiet_since_ns)
             transfer->quiet_since_ns = transfer->quiet ? now : 0;
@@ -197,12 +197,14 @@ static void transfer_done(struct device_job *job) {
         device_submit_later(job, transfer->wait_ns);
         return;
     }
+    if (result < 0) { /* perhaps abandoned: then it is not ours to touch */
+        device_report(job->device, problem, "a capture failed");
+        part_transferred(part, transfer, result, problem);
+        return;
+    }
     transfer->quiet_since_ns = 0;
     transfer->anyway = false;
-    if (job->result < 0) {
-        device_report(job->device, &job->problem, "a capture failed");
-        part_transferred(part, transfer, job->result, &job->problem);
-    } else if (transfer->store && transfer->progress < transfer->source.image_size) {
+    if (transfer->store && transfer->progress < transfer->source.image_size) {
         device_submit(job->device, job);
     } else if (!transfer->arena && ++transfer->next_device < set->device_count) {
         device_submit(set->devices[transfer->next_device], job);
