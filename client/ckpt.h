@@ -242,8 +242,8 @@ struct ckpt_save_options {
     uint32_t to;       /* the deepest level wanted (CKPT_LOCAL, ...); 0: all that is configured */
     const void *state; /* inline bytes of this step (a few KiB of scalars, text); copied inside save */
     uint64_t state_size;
-    uint32_t urgent;          /* 1: the job is about to be preempted: wait instead of skipping, go first */
-    uint32_t check;           /* 1: the fence re-reads the memory and drops the version if it has changed */
+    uint32_t urgent; /* 1: the job is about to be preempted: wait instead of skipping, go first */
+    uint32_t check;  /* 1: the fence re-reads the memory and drops the version if it has changed; not GPU memory */
     uint64_t busy_timeout_ms; /* overrides the handle's */
     void *const *streams; /* CUDA streams (CUstream or cudaStream_t, at most 64): device memory is read after what was
                              queued on them, without waiting here. On devices with none: after the default stream */

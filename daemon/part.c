@@ -319,8 +319,7 @@ static void room_came(struct pool_waiter *waiter) { part_capture_next(CONTAINER_
 /* A place for the whole image, if the set lies on one device and that has an arena with room. */
 static void seek_place(struct part *part) {
     struct device *device = part->source.set->devices[0];
-    if (part->source.set->device_count != 1 || part->check ||
-        !arena_take(device->arena, part->source.image_size, &part->place))
+    if (part->source.set->device_count != 1 || !arena_take(device->arena, part->source.image_size, &part->place))
         return;
     part->arena = device;
     part->arena_generation = device->facts.generation;
@@ -572,7 +571,7 @@ int part_new(struct version *version, const struct part_options *options, struct
     server->windowed += windowed ? reserve : 0;
     part->urgent = options->urgent;
     part->push = options->set->push;
-    part->check = options->check && !part->push;
+    part->check = options->check && !part->push && !options->set->device_count;
     part->held = options->held && !part->push;
     part->waiter.fn = room_came;
     TAILQ_INSERT_TAIL(&version->parts, part, link);
