@@ -77,6 +77,38 @@ static void legacy_memory(void) {
     finish();
 }
 
+/* A training loop that writes right behind each fence; every version has the bytes of its step. (The
+ * other loop has a tenth of them.) */
+static void thousand_saves(void) {
+    enum { WORDS = 3000 };
+    const uint64_t steps = FEWER(strcmp(getenv("CKPTD_LOOP"), "posix") == 0 ? 1000 : 100);
+    struct trainer trainer;
+    struct gpu_shard *saved = calloc(steps, sizeof *saved);
+    char keep[64];
+    snprintf(keep, sizeof keep, "keep = %u\nbacklog = 1000", (unsigned)steps);
+    begin(&(struct settings){.pool = "128M", .local = keep, .no_parallel = true, .device = "arena = 1M"},
+          "DELAY_US=20 MEMORY_MIB=256");
+    trainer_open(&trainer, "loop");
+    CUdeviceptr pointer = add_legacy(&trainer, WORDS);
+    CHECK(trainer_register(&trainer) == 0);
+    for (uint64_t step = 0; step < steps; step++) {
+        trainer_fill(&trainer, step);
+        saved[step] = trainer.shards[0];
+        trainer_save(&trainer, step, 0);
+        CHECK(trainer_captured(&trainer) == CODE_OK);
+    }
+    trainer_fill(&trainer, steps);
+    for (uint64_t step = 0; step < steps; step++) {
+        trainer.shards[0] = saved[step];
+        trainer_check(&trainer, step);
+    }
+    trainer_close(&trainer);
+    daemon_let_go();
+    CU(gpu.cuMemFree_v2(pointer));
+    free(saved);
+    finish();
+}
+
 struct range {
     CUdeviceptr base;
     CUmemGenericAllocationHandle handles[8];
@@ -627,6 +659,7 @@ static void stuck_device(void) {
 int main(int argc, char **argv) {
     static const struct test tests[] = {
         TEST(legacy_memory),
+        TEST(thousand_saves),
         TEST(range_of_chunks),
         TEST(pooled_memory),
         TEST(two_devices),

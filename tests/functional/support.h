@@ -110,8 +110,10 @@ void daemon_launch_with(const char *name, const char *value);
 /* Sanitizers keep freed memory: there, the daemon's size tells nothing. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define MEMORY_TELLS false
+#define FEWER(rounds) ((rounds) / 20) /* and are slow */
 #else
 #define MEMORY_TELLS true
+#define FEWER(rounds) (rounds)
 #endif
 
 /* Daemons that are started from now on run as this user. */
