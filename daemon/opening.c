@@ -280,6 +280,14 @@ static void lane_work(struct loop_op *op) {
     opening->result = opening->server->open_tier(&opening->lane_config, &opening->tier, &opening->problem);
 }
 
+static unsigned job_lanes(struct server *server) {
+    struct lane *lane;
+    unsigned count = 0;
+    TAILQ_FOREACH(lane, &server->lanes, link)
+    count += lane->from_job;
+    return count;
+}
+
 static void lane_done(struct loop_op *op) {
     struct opening *opening = CONTAINER_OF(op, struct opening, op);
     if (opening->result < 0) {
@@ -289,6 +297,12 @@ static void lane_done(struct loop_op *op) {
     snprintf(opening->request.directory, sizeof opening->request.directory, "%s", opening->tier->root);
     if (lane_find(opening->server, opening->tier->root)) { /* another rank was faster */
         tier_free(opening->tier);
+    } else if (job_lanes(opening->server) == JOB_LANES_MAX) {
+        tier_free(opening->tier);
+        int r = problem_set(&opening->problem, -E2BIG, "%d directories of jobs (CKPT_DIR) at a time are the limit",
+                            JOB_LANES_MAX);
+        opening_end(opening, session_code(r));
+        return;
     } else {
         int r = lane_new(opening->server, &opening->lane_config, opening->tier, true, &opening->lane);
         if (r < 0) {

@@ -12,11 +12,14 @@
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 
 #define ACCEPT_PAUSE_NS (100 * NANOSECONDS_PER_MS)
 #define ACCEPT_LOG_NS (60 * NANOSECONDS_PER_SECOND)
 #define VERIFIERS_MAX 4
+#define SESSIONS_MIN 16 /* also where descriptors are very few */
+#define PROBERS 2
 #define NAMES_WORKERS 8
 #define NAMES_WORKERS_MAX 32
 
@@ -203,6 +206,18 @@ static int make_pool(struct server *server, struct problem *problem) {
                  : 0;
 }
 
+/* Clients must not take the descriptors that others' files need. */
+static uint32_t sessions_possible(const struct server *server) {
+    struct rlimit limit;
+    struct pool_usage usage;
+    pool_get_usage(server->pool, &usage);
+    uint64_t own = DESCRIPTORS_OWN + usage.limit / POOL_SEGMENT_SIZE;
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY)
+        return SESSIONS_MAX;
+    uint64_t most = limit.rlim_cur > own ? (limit.rlim_cur - own) / SESSION_DESCRIPTORS : 0;
+    return (uint32_t)min_u64(max_u64(most, SESSIONS_MIN), SESSIONS_MAX);
+}
+
 int server_new(struct loop *loop, const struct config *config, struct log *log, const struct server_options *options,
                struct server **ret_server, struct problem *problem) {
     struct server *server = calloc(1, sizeof *server);
@@ -229,15 +244,20 @@ int server_new(struct loop *loop, const struct config *config, struct log *log, 
     if (!r)
         r = make_pool(server, problem);
     if (!r)
+        server->sessions_max = sessions_possible(server);
+    if (!r)
         r = trace_new(loop, server->pool, TRACE_RECORDS, &server->trace);
     if (!r)
-        r = loop_group_new(loop, "capture", config->capture_threads, config->capture_threads + 4, &server->capturers);
+        r = loop_group_new(loop, "capture", config->capture_threads, config->capture_threads + STUCK_WORKERS_MAX,
+                           &server->capturers);
     long processors = sysconf(_SC_NPROCESSORS_ONLN);
     unsigned verifiers = processors < 1 ? 1 : processors > VERIFIERS_MAX ? VERIFIERS_MAX : (unsigned)processors;
     if (!r)
         r = loop_group_new(loop, "verify", verifiers, verifiers, &server->verifiers);
     if (!r)
         r = loop_group_new(loop, "encode", config->codec_threads, config->codec_threads, &server->encoders);
+    if (!r)
+        r = loop_group_new(loop, "probe", PROBERS, PROBERS + STUCK_WORKERS_MAX, &server->probers);
     if (!r)
         r = loop_group_new(loop, "names", NAMES_WORKERS, NAMES_WORKERS_MAX, &server->names);
     if (!r)
@@ -272,6 +292,8 @@ void server_free(struct server *server) {
         loop_group_free(server->verifiers);
     if (server->encoders)
         loop_group_free(server->encoders);
+    if (server->probers)
+        loop_group_free(server->probers);
     if (server->names)
         loop_group_free(server->names);
     trace_free(server->trace);

@@ -21,6 +21,11 @@
 
 #define LANES_MAX 4 /* tiers that one job drains to */
 #define SESSIONS_MAX 4096
+#define SESSION_DESCRIPTORS 8 /* socket, pidfd, memory file, word, and what unread answers carry */
+#define DESCRIPTORS_OWN 256   /* of tiers, loops and the log; segments of the pool come on top */
+#define AREAS_TOTAL_MAX 16384 /* mapped areas of all clients: the kernel allows a process 65530 maps */
+#define STUCK_WORKERS_MAX 60  /* in the memory of clients, before captures stand still; a process can have one */
+#define JOB_LANES_MAX 256     /* lanes that came with jobs: each has its workers */
 
 struct devices;
 struct job;
@@ -68,6 +73,7 @@ struct server {
     struct loop_group *verifiers; /* digest what restores take from memory: the program waits, so on all processors */
     struct loop_group *encoders;  /* compress */
     uint32_t encoding;            /* chunks that they have */
+    struct loop_group *probers;   /* look whether a client's memory can be read; may get stuck there */
     struct loop_group *names;     /* registrations, and opening tiers that come with a job */
     struct devices *devices;      /* GPUs */
     struct point_hook point_hook; /* of all its tiers */
@@ -75,7 +81,8 @@ struct server {
     struct lane_list lanes;
     struct job_list jobs;
     struct session_list sessions;
-    uint32_t session_count;
+    uint32_t session_count, sessions_max;
+    uint32_t areas;             /* of all sessions */
     uint64_t fetching;          /* bytes of the pool in fetches and leases */
     uint64_t windowed;          /* bytes reserved for an image larger than the pool, which makes do with less */
     struct fetch_queue fetches; /* those that wait for room among them */

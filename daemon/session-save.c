@@ -5,29 +5,55 @@
 #include <errno.h>
 #include <sys/mman.h>
 
+#define PROBE_PATIENCE_MS 10000
 #define MISSED_MAX 1024         /* the library remembers far fewer */
 #define URGENT_WAIT_MS 86400000 /* an urgent save waits: its client's deadline ends that */
 
 /* ---- areas and sets ---- */
 
 void session_handle_area(struct session *session, uint32_t serial, const struct message_area *message) {
+    struct server *server = session->server;
     struct problem problem = PROBLEM_NONE;
     int r = 0;
     if (message->area >= AREAS_MAX || session->areas[message->area])
         r = problem_set(&problem, -EINVAL, "area %u is in use, or over the limit of %d areas", message->area,
                         AREAS_MAX);
+    if (!r && server->areas == AREAS_TOTAL_MAX)
+        r = problem_set(&problem, -E2BIG, "%d areas of all clients together are the limit", AREAS_TOTAL_MAX);
     if (!r)
         r = area_new(message->area, session->incoming.fd, message->size, &session->areas[message->area], &problem);
-    if (r < 0)
+    if (r < 0) {
         session_error(session, serial, session_code(r), &problem);
-    else
-        session_reply_ok(session, serial);
+        return;
+    }
+    server->areas++;
+    session_reply_ok(session, serial);
+}
+
+void session_drop_area(struct session *session, uint32_t number) {
+    if (!session->areas[number])
+        return;
+    area_unref(STEAL(session->areas[number])); /* sets and captures hold their own references */
+    session->server->areas--;
 }
 
 void session_handle_area_drop(struct session *session, uint32_t serial, const struct message_area_drop *message) {
-    if (message->area < AREAS_MAX && session->areas[message->area])
-        area_unref(STEAL(session->areas[message->area])); /* sets and captures hold their own references */
+    if (message->area < AREAS_MAX)
+        session_drop_area(session, message->area);
     session_reply_ok(session, serial);
+}
+
+/* Some capture has not come back from the memory of this process. */
+static bool is_stuck_in(struct server *server, int pid) {
+    struct job *job;
+    struct version *version;
+    struct part *part;
+    TAILQ_FOREACH(job, &server->jobs, link)
+    TAILQ_FOREACH(version, &job->versions, link)
+    TAILQ_FOREACH(part, &version->parts, link)
+    if (part->stuck && part->state == PART_CAPTURING && part->source.peer->pid == pid)
+        return true;
+    return false;
 }
 
 struct registration {
@@ -43,6 +69,10 @@ struct registration {
     uint32_t opened; /* of the set's devices */
     int result, probe, open;
     struct problem problem, probe_problem;
+    struct loop_op patience; /* for the probe, which reads the client's memory: it may never come back */
+    bool answered, over;
+    int probed; /* the worker's */
+    struct problem probed_problem;
 };
 
 static void register_run(struct loop_op *op) {
@@ -65,11 +95,10 @@ static void register_run(struct loop_op *op) {
         return;
     registration->set->nonce_address = message->nonce_address;
     registration->set->nonce = message->nonce;
-    registration->probe =
-        peer_probe(session->peer, message->nonce_address, message->nonce, &registration->probe_problem);
 }
 
-static void let_go(struct registration *registration) {
+static void registration_free(struct registration *registration) {
+    struct session *session = registration->session;
     if (registration->table)
         munmap(registration->table, registration->message.table_size);
     for (size_t i = 0; i < AREAS_MAX; i++)
@@ -80,11 +109,21 @@ static void let_go(struct registration *registration) {
             device_memory_unref(registration->memories[i]);
     free(registration->memories);
     free(registration);
+    session_unhold(session);
 }
 
-static void register_over(struct registration *registration) {
+/* Nothing but its timer may still be on the way. */
+static void registration_end(struct registration *registration) {
+    registration->over = true;
+    if (loop_op_busy(&registration->patience))
+        loop_cancel(registration->session->server->loop, &registration->patience);
+    else
+        registration_free(registration);
+}
+
+static void register_answer(struct registration *registration) {
     struct session *session = registration->session;
-    struct set *set = registration->set;
+    struct set *set = STEAL(registration->set);
     if (session->ended) {
         if (set)
             set_unref(set);
@@ -112,10 +151,14 @@ static void register_over(struct registration *registration) {
         }
         session_reply(session, MESSAGE_REGISTERED, registration->serial, &registered, why, strlen(why), -1);
     }
-    let_go(registration);
+    registration->answered = true;
     session->suspended = false;
     session_receive_next(session);
-    session_unhold(session);
+}
+
+static void register_over(struct registration *registration) {
+    register_answer(registration);
+    registration_end(registration);
 }
 
 static void register_open_next(struct registration *registration);
@@ -144,7 +187,63 @@ static void register_open_next(struct registration *registration) {
     }
 }
 
-static void register_done(struct loop_op *op) { register_open_next(CONTAINER_OF(op, struct registration, op)); }
+/* A page that never comes (of a file on a dead server, say): the client is told to push, the worker is
+ * left to it and replaced. */
+static void probe_elapsed(struct loop_op *op) {
+    struct registration *registration = CONTAINER_OF(op, struct registration, patience);
+    struct session *session = registration->session;
+    if (registration->over) {
+        registration_free(registration);
+        return;
+    }
+    if (!loop_op_busy(&registration->op)) /* the probe was faster; devices are being opened */
+        return;
+    registration->probe = problem_set(&registration->probe_problem, -ETIMEDOUT,
+                                      "the memory of process %d does not answer", session->peer->pid);
+    (void)loop_group_relieve(session->server->probers);
+    register_answer(registration);
+}
+
+static void probe_run(struct loop_op *op) {
+    struct registration *registration = CONTAINER_OF(op, struct registration, op);
+    const struct message_register *message = &registration->message;
+    registration->probed =
+        peer_probe(registration->session->peer, message->nonce_address, message->nonce, &registration->probed_problem);
+}
+
+static void probe_done(struct loop_op *op) {
+    struct registration *registration = CONTAINER_OF(op, struct registration, op);
+    if (registration->answered) {
+        registration_end(registration);
+        return;
+    }
+    registration->probe = registration->probed;
+    registration->probe_problem = registration->probed_problem;
+    register_open_next(registration);
+}
+
+static void probe_start(struct registration *registration) {
+    struct session *session = registration->session;
+    struct server *server = session->server;
+    if (is_stuck_in(server, session->peer->pid)) {
+        registration->probe = problem_set(&registration->probe_problem, -EBUSY,
+                                          "a worker is stuck in the memory of process %d", session->peer->pid);
+        register_open_next(registration);
+        return;
+    }
+    uint64_t patience_ms = min_u64(PROBE_PATIENCE_MS, server->config->capture_ms);
+    loop_timer(server->loop, &registration->patience, loop_now(server->loop) + patience_ms * NANOSECONDS_PER_MS,
+               probe_elapsed);
+    loop_work(server->loop, &registration->op, server->probers, probe_run, probe_done);
+}
+
+static void register_done(struct loop_op *op) {
+    struct registration *registration = CONTAINER_OF(op, struct registration, op);
+    if (!registration->session->ended && !registration->result && registration->set->has_private)
+        probe_start(registration);
+    else
+        register_open_next(registration);
+}
 
 void session_handle_register(struct session *session, uint32_t serial, const struct message_register *message) {
     struct problem problem = PROBLEM_NONE;
@@ -301,6 +400,10 @@ static int check_save(struct session *session, const struct message_save *messag
     if (message->step > INT64_MAX)
         return problem_set(problem, -EINVAL, "step %llu is over the limit of 2^63-1",
                            (unsigned long long)message->step);
+    if (session->set->has_private && is_stuck_in(session->server, session->peer->pid))
+        return problem_set(problem, -EFAULT,
+                           "a worker is stuck in the memory of process %d: nothing more is read there",
+                           session->peer->pid);
     if (session->set->push && !session->pusher)
         return problem_set(problem, -EINVAL, "the set is to be pushed, but no push connection is attached");
     *ret_state_area = NULL;

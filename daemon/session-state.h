@@ -88,6 +88,7 @@ void session_drop_set(struct session *session);
 void session_drop_devices(struct session *session);
 /* Why it must push: for status, and in the log. */
 void session_device_refused(struct session *session, const struct problem *problem);
+void session_drop_area(struct session *session, uint32_t number);
 /* Tries to admit the save that waits. */
 void session_save_try(struct session *session);
 

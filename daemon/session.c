@@ -16,6 +16,8 @@
 
 #define LAST_LOOKS_MAX 1000
 #define SEND_QUEUE_MAX 256 /* packets that a client has not read yet */
+/* With so many unread answers it is not listened to: each may hold a descriptor (SESSION_DESCRIPTORS). */
+#define SEND_QUEUE_PATIENCE 4
 
 /* ---- sending ---- */
 
@@ -51,6 +53,7 @@ static void sent(struct loop_op *op) {
         become_deaf(session);
     else
         send_next(session);
+    session_receive_next(session); /* if it was not listened to */
     if (session->server->stopping) /* a stop waits for the answers to be sent */
         server_settled(session->server);
     session_unhold(session);
@@ -211,8 +214,7 @@ void session_end(struct session *session, const char *why) {
         if (session->restores[i])
             restore_close(STEAL(session->restores[i]));
     for (size_t i = 0; i < AREAS_MAX; i++)
-        if (session->areas[i])
-            area_unref(STEAL(session->areas[i]));
+        session_drop_area(session, (uint32_t)i);
     session_drop_set(session);
     session_drop_devices(session);
     if (session->pusher) {
@@ -252,11 +254,24 @@ static void client_died(struct loop_op *op) {
     session_unhold(session);
 }
 
+/* Somebody who only keeps a connection takes no place from who wants to use one: the oldest of those goes. */
+static bool make_place(struct server *server) {
+    struct session *session = NULL;
+    if (server->session_count < server->sessions_max)
+        return true;
+    while ((session = session_next(server, session)))
+        if ((session->state == MESSAGE_STATE_N || session->state == MESSAGE_STATE_G) && !session->suspended) {
+            session_end(session, "was silent, and others need its place");
+            return true;
+        }
+    return false;
+}
+
 void session_accept(struct server *server, int fd) {
     struct problem problem = PROBLEM_NONE;
-    struct session *session = server->session_count < SESSIONS_MAX ? calloc(1, sizeof *session) : NULL;
+    struct session *session = make_place(server) ? calloc(1, sizeof *session) : NULL;
     if (!session) {
-        log_warning(server->log, "a client was turned away: %u sessions are the limit", SESSIONS_MAX);
+        log_warning(server->log, "a client was turned away: %u sessions are the limit", server->sessions_max);
         close(fd);
         return;
     }
@@ -429,7 +444,8 @@ static void received(struct loop_op *op) {
 }
 
 void session_receive_next(struct session *session) {
-    if (session->ended || session->suspended || loop_op_busy(&session->receive))
+    if (session->ended || session->suspended || loop_op_busy(&session->receive) ||
+        session->queued > SEND_QUEUE_PATIENCE)
         return;
     session_hold(session);
     loop_recv(session->server->loop, &session->receive, session->fd, wire_receive_header(&session->incoming), received);
