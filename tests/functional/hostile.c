@@ -9,8 +9,12 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 static const struct settings no_parallel = {.no_parallel = true};
@@ -135,6 +139,194 @@ static void give_wrong_areas(void) {
 }
 
 static void wrong_areas(void) { beside_a_good_client(&no_parallel, give_wrong_areas); }
+
+/* Every kind of descriptor that is no sealed memfd of ordinary pages, in place of areas and tables. */
+static void give_wrong_descriptors(void) {
+    enum { SIZE = 1 << 21 }; /* a huge page */
+    const struct {
+        const char *what;
+        int fd, seals;
+    } wrong[] = {
+        {"a socket", socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), 0},
+        {"a device", open("/dev/zero", O_RDWR | O_CLOEXEC), 0},
+        {"an event counter", eventfd(0, EFD_CLOEXEC), 0},
+        {"an epoll set", epoll_create1(EPOLL_CLOEXEC), 0},
+        {"a path", open("/proc/self/exe", O_PATH | O_CLOEXEC), 0},
+        {"a process", (int)syscall(SYS_pidfd_open, getpid(), 0), 0},
+        {"memory of a process", open("/proc/self/mem", O_RDWR | O_CLOEXEC), 0},
+        {"a memfd that cannot be sealed", memfd_create("test", MFD_CLOEXEC), 0},
+        {"a memfd sealed against growing only", peer_memfd(SIZE, 0), F_SEAL_GROW},
+        {"a memfd sealed against all but shrinking", peer_memfd(SIZE, 0), F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL},
+        {"secret memory", (int)syscall(SYS_memfd_secret, O_CLOEXEC), 0},
+        {"huge pages", memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB),
+         F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE},
+    };
+    struct peer peer;
+    peer_connect(&peer);
+    peer_open(&peer, "descriptors");
+    for (size_t i = 0; i < ARRAY_SIZE(wrong); i++) {
+        if (wrong[i].fd < 0) {
+            printf("             no %s here: %s\n", wrong[i].what, strerror(errno));
+            continue;
+        }
+        (void)!ftruncate(wrong[i].fd, SIZE); /* where that is possible */
+        CHECK(!wrong[i].seals || fcntl(wrong[i].fd, F_ADD_SEALS, wrong[i].seals) == 0);
+        struct message_register table = {.table_size = SIZE, .count = 1, .set = 1};
+        if (area_error(&peer, wrong[i].fd, 0, SIZE) != CODE_E_INVALID)
+            FAIL("%s as an area: %.*s", wrong[i].what, (int)peer.message.tail_length, peer.message.tail);
+        CHECK(peer_send(&peer, MESSAGE_REGISTER, &table, NULL, 0, wrong[i].fd));
+        if (peer_error(&peer) != CODE_E_INVALID)
+            FAIL("%s as a table: %.*s", wrong[i].what, (int)peer.message.tail_length, peer.message.tail);
+        close(wrong[i].fd);
+    }
+    peer_close(&peer);
+}
+
+static void wrong_descriptors(void) { beside_a_good_client(&no_parallel, give_wrong_descriptors); }
+
+/* Registers one contiguous shard of so many bytes, wherever it is said to lie. Returns the answer's opcode. */
+static uint16_t register_shard(struct peer *peer, uint32_t area, uint64_t address, uint64_t bytes, uint64_t nonce_at,
+                               uint64_t nonce) {
+    struct shards_writer writer = {0};
+    struct problem problem = PROBLEM_NONE;
+    struct shard shard = {.name = "bytes",
+                          .name_length = 5,
+                          .dtype = DTYPE_U8,
+                          .area = area,
+                          .address = UINT64_C(0x0badc0ffee00), /* the writer would refuse some others */
+                          .contiguous = true,
+                          .replica_count = 1,
+                          .geometry = {.dims = 1, .shape = {bytes}, .extent = {bytes}}};
+    CHECK(shards_writer_add(&writer, &shard, &problem) == 0);
+    uint8_t *place = memmem(writer.data, writer.size, &shard.address, sizeof shard.address);
+    CHECK(place);
+    memcpy(place, &address, sizeof address);
+    CLEANUP(closep) int fd = wire_memfd("table", writer.data, writer.size);
+    struct message_register message = {
+        .table_size = writer.size, .count = 1, .set = 1, .nonce_address = nonce_at, .nonce = nonce};
+    CHECK(peer_send(peer, MESSAGE_REGISTER, &message, NULL, 0, fd));
+    shards_writer_deinit(&writer);
+    return peer_answer(peer);
+}
+
+/* How the capture of a save of the registered set ended. The word page of a session begins with zeros. */
+static int32_t first_save_result(struct peer *peer) {
+    struct message_save save = {.step = 1, .set = 1};
+    CHECK(peer_send(peer, MESSAGE_SAVE, &save, NULL, 0, -1));
+    do
+        CHECK(peer_receive(peer) && peer->message.opcode != MESSAGE_ERROR);
+    while (peer->message.opcode != MESSAGE_CAPTURED);
+    return ((const struct message_captured *)peer->message.body)->result;
+}
+
+enum { CHANGED_SIZE = 8 << 20 };
+
+static void change_area(void *argument) {
+    int fd = *(const int *)argument;
+    for (;;) { /* until it is killed */
+        off_t at = (off_t)random_number(CHANGED_SIZE / 4096) * 4096;
+        CHECK(ftruncate(fd, at) < 0);
+        CHECK(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, 65536) == 0);
+        CHECK(ftruncate(fd, CHANGED_SIZE * 2) == 0); /* growing is allowed */
+    }
+}
+
+/* What was whole and sealed when it was given is emptied and grown while the daemon copies it. */
+static void change_areas(void) {
+    unsigned copied = 0;
+    int fd = peer_memfd(CHANGED_SIZE, F_SEAL_SHRINK);
+    const struct message_area area = {.size = CHANGED_SIZE};
+    pid_t changer = process_start(change_area, &fd);
+    for (unsigned save = 0; copied < 10; save++) {
+        struct peer peer;
+        char job[32];
+        snprintf(job, sizeof job, "changed-%u", save);
+        peer_connect(&peer);
+        peer_open(&peer, job);
+        CHECK(fallocate(fd, 0, 0, CHANGED_SIZE) == 0);
+        CHECK(peer_send(&peer, MESSAGE_AREA, &area, NULL, 0, fd));
+        if (peer_answer(&peer) == MESSAGE_OK) { /* else a hole was seen */
+            CHECK(register_shard(&peer, 0, 0, CHANGED_SIZE, 0, 0) == MESSAGE_REGISTERED);
+            CHECK(first_save_result(&peer) == CODE_OK);
+            copied++;
+        }
+        peer_close(&peer);
+    }
+    process_kill(changer);
+    close(fd);
+}
+
+static void areas_changed_under_a_copy(void) { beside_a_good_client(&no_parallel, change_areas); }
+
+/* Private memory that is not the client's, or none. */
+static void name_wild_addresses(void) {
+    enum { SIZE = 1 << 16 };
+    static const uint64_t nonce = UINT64_C(0x0123456789abcdef);
+    static const uintptr_t nonces[] = {0, 1, INTPTR_MAX, UINTPTR_MAX, UINTPTR_MAX - 6};
+    uint8_t *pages = mmap(NULL, 2 * SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(pages != MAP_FAILED && munmap(pages + SIZE, SIZE) == 0);
+    const struct {
+        uint64_t address, bytes;
+        bool refused;
+    } wild[] = {
+        {0, SIZE, false},
+        {(uintptr_t)pages + SIZE, SIZE, false},
+        {(uintptr_t)pages + SIZE - 1, 2, false},     /* one byte of it is not there */
+        {UINT64_C(0x00007ffffffff000), SIZE, false}, /* the end of what a process may have */
+        {UINT64_C(0xffff800000000000), SIZE, true},  /* the kernel's */
+        {UINT64_C(0xffffffffff600000), 4096, true},  /* the page of system calls */
+        {UINT64_MAX - 1, SIZE, true},                /* wraps */
+        {INT64_MAX - 1, SIZE, true},
+        {INT64_MAX / 2 + 2, INT64_MAX / 2, true},
+    };
+    struct peer peer;
+    for (size_t i = 0; i < ARRAY_SIZE(wild); i++) {
+        char job[32];
+        snprintf(job, sizeof job, "wild-%zu", i);
+        peer_connect(&peer);
+        peer_open(&peer, job);
+        uint16_t answer =
+            register_shard(&peer, SHARDS_AREA_PRIVATE, wild[i].address, wild[i].bytes, (uintptr_t)&nonce, nonce);
+        if (answer != (wild[i].refused ? MESSAGE_ERROR : MESSAGE_REGISTERED))
+            FAIL("address %016llx: %.*s", (unsigned long long)wild[i].address, (int)peer.message.tail_length,
+                 peer.message.tail);
+        if (!wild[i].refused)
+            CHECK(first_save_result(&peer) == CODE_E_LOST);
+        peer_close(&peer);
+    }
+    peer_connect(&peer);
+    peer_open(&peer, "nonces");
+    for (size_t i = 0; i < ARRAY_SIZE(nonces); i++) {
+        CHECK(register_shard(&peer, SHARDS_AREA_PRIVATE, (uintptr_t)pages, SIZE, nonces[i], nonce) ==
+              MESSAGE_REGISTERED);
+        CHECK(((const struct message_registered *)peer.message.body)->flags & REGISTERED_PRIVATE_REFUSED);
+    }
+    peer_close(&peer);
+    munmap(pages, SIZE);
+}
+
+static void wild_addresses(void) { beside_a_good_client(&no_parallel, name_wild_addresses); }
+
+/* Whose memory is read, and who holds the run, is what the kernel says of the socket, not the client. */
+static void claim_for_another(void) {
+    struct peer peer;
+    char words[64];
+    struct message_open open = {
+        .world = 1, .pid = (uint32_t)daemon_pid(), .job_length = 5, .run_id_length = 4, .deadline_ms = PATIENCE_MS};
+    peer_connect(&peer);
+    peer_greet(&peer);
+    CHECK(peer_send(&peer, MESSAGE_OPEN, &open, "otherpeer", 9, -1) && peer_answer(&peer) == MESSAGE_OPENED);
+    char *record = file_read(test_path("local/other/1/run"), NULL);
+    snprintf(words, sizeof words, "\"pid\":%d,", getpid());
+    if (!strstr(record, words))
+        FAIL("%s is not in the record of the run: %s", words, record);
+    free(record);
+    snprintf(words, sizeof words, "pid=%d job=other", getpid());
+    CHECK(daemon_logged(words));
+    peer_close(&peer);
+}
+
+static void another_process_is_claimed(void) { beside_a_good_client(&no_parallel, claim_for_another); }
 
 /* Sends the table in `fd`, or (-1) in a sealed memfd. */
 static void send_table(struct peer *peer, const void *table, size_t size, uint64_t said, uint32_t count, int fd) {
@@ -300,9 +492,18 @@ static void another_user_is_refused(void) {
 
 int main(int argc, char **argv) {
     const struct test tests[] = {
-        TEST(random_packets), TEST(every_message_in_every_state), TEST(wrong_areas),
-        TEST(wrong_tables),   TEST(floods_and_silence),           TEST(clients_cut_off_anywhere),
-        TEST(runs_that_grow), TEST(another_user_is_refused),
+        TEST(random_packets),
+        TEST(every_message_in_every_state),
+        TEST(wrong_areas),
+        TEST(wrong_descriptors),
+        TEST(areas_changed_under_a_copy),
+        TEST(wild_addresses),
+        TEST(another_process_is_claimed),
+        TEST(wrong_tables),
+        TEST(floods_and_silence),
+        TEST(clients_cut_off_anywhere),
+        TEST(runs_that_grow),
+        TEST(another_user_is_refused),
     };
     return tests_run(tests, ARRAY_SIZE(tests), argc, argv);
 }
