@@ -237,7 +237,7 @@ static void change_areas(void) {
     int fd = peer_memfd(CHANGED_SIZE, F_SEAL_SHRINK);
     const struct message_area area = {.size = CHANGED_SIZE};
     pid_t changer = process_start(change_area, &fd);
-    for (unsigned save = 0; copied < 10; save++) {
+    for (unsigned save = 0; copied < 3; save++) {
         struct peer peer;
         char job[32];
         snprintf(job, sizeof job, "changed-%u", save);

@@ -92,10 +92,14 @@ static void send_packet(int fd, struct wire_packet *packet) {
     while (n < 0 && errno == EINTR);
 }
 
+static _Thread_local struct fake *serving; /* whose thread this is */
+
 static void send_message(int fd, enum opcode opcode, uint32_t serial, const void *body, const void *tail,
                          size_t tail_length, int descriptor) {
     struct wire_packet packet;
     wire_pack(&packet, opcode, serial, body, tail, tail_length, descriptor);
+    if (serving->knobs.tamper)
+        serving->knobs.tamper(serving->knobs.tamper_context, &packet);
     send_packet(fd, &packet);
 }
 
@@ -436,19 +440,20 @@ static void on_fetch(struct fake *fake, struct connection *connection, const str
     send_message(connection->fd, MESSAGE_FETCHED, message->serial, &reply, places, fetch->count * sizeof places[0], -1);
 }
 
-static void on_area(struct fake *fake, const struct wire_message *message, struct wire_packet *packet) {
-    const struct message_area *area = message->body;
-    int seals = fcntl(packet->fd, F_GET_SEALS);
-    if (!(seals & F_SEAL_SHRINK) || fake->areas[area->area].map)
-        abort();
-    fake->areas[area->area].map = mmap(NULL, area->size, PROT_READ, MAP_SHARED, packet->fd, 0);
-    fake->areas[area->area].size = area->size;
-}
-
 static void drop_area(struct fake *fake, uint32_t area) {
     if (fake->areas[area].map)
         munmap(fake->areas[area].map, fake->areas[area].size);
     fake->areas[area].map = NULL;
+}
+
+static void on_area(struct fake *fake, const struct wire_message *message, struct wire_packet *packet) {
+    const struct message_area *area = message->body;
+    int seals = fcntl(packet->fd, F_GET_SEALS);
+    if (!(seals & F_SEAL_SHRINK))
+        abort();
+    drop_area(fake, area->area); /* of a connection before this one */
+    fake->areas[area->area].map = mmap(NULL, area->size, PROT_READ, MAP_SHARED, packet->fd, 0);
+    fake->areas[area->area].size = area->size;
 }
 
 static void answer_waits(int fd, uint32_t serial, const struct message_wait *wait) {
@@ -626,6 +631,7 @@ static void on_connect(struct fake *fake) {
 
 static void *serve(void *argument) {
     struct fake *fake = argument;
+    serving = fake;
     for (;;) {
         struct pollfd polls[CONNECTIONS_MAX + 2];
         polls[0] = (struct pollfd){.fd = fake->wake_fd, .events = POLLIN};

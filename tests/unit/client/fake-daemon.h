@@ -8,6 +8,7 @@
  */
 
 #include "proto/messages.h"
+#include "proto/wire.h"
 
 #include <stdatomic.h>
 
@@ -34,6 +35,9 @@ struct fake_knobs {
     atomic_int save_result;
     atomic_bool scattered; /* chunks of a version do not lie in consecutive memory */
     atomic_bool resumes;   /* OPENED names the kept version */
+    /* Sees every answer and event before it is sent. Set while nobody is connected. */
+    void (*tamper)(void *context, struct wire_packet *packet);
+    void *tamper_context;
 };
 
 struct fake;
