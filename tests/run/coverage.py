@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which lines the tests have reached: coverage.py BUILD SOURCE
 
-BUILD was made with -Db_coverage=true, and tests have run in it. Prints a table of files, and writes
+BUILD was made with -Db_coverage=true, and tests have run in it, each by counters.sh. Prints a table of files, and writes
 BUILD/coverage.txt: the same table, and below it every line that was not reached, by file and function.
 Only the rooms that make the product count, not the tests. A source that was compiled several times
 counts once: a line is reached if it was in one of the objects.
@@ -19,11 +19,17 @@ import sys
 ROOMS = ("base", "proto", "tiers", "client", "daemon", "tools")
 
 
-def read_object(gcda, build, source):
-    """{file: {line: (count, function)}} of one object. Counters that a process was just writing when it was killed are lost."""
-    run = subprocess.run(["gcov", "--json-format", "--stdout", str(gcda)], cwd=build, capture_output=True)
-    if run.returncode:
-        print(f"lost: {run.stderr.decode(errors="replace").strip()}", file=sys.stderr)
+def read_counters(directory, build, source):
+    """{file: {line: (count, function)}} of one test program. What a process was just writing when it was killed is lost."""
+    counters = sorted(directory.rglob("*.gcda"))
+    for gcda in counters:  # gcov looks for what the compiler noted beside it
+        notes = gcda.with_suffix(".gcno")
+        if not notes.exists():
+            notes.symlink_to("/" / notes.relative_to(directory))
+    run = subprocess.run(["gcov", "--json-format", "--stdout", *map(str, counters)], cwd=build, capture_output=True)
+    for line in run.stderr.decode(errors="replace").splitlines():
+        if "not a gcov data file" in line:
+            print("lost:", line, file=sys.stderr)
     files = {}
     for document in run.stdout.splitlines():
         for file in json.loads(document)["files"]:
@@ -39,9 +45,9 @@ def read_object(gcda, build, source):
 
 def read_all(build, source):
     total = collections.defaultdict(dict)
-    objects = sorted(build.rglob("*.gcda"))
+    programs = sorted(build.glob("counters/*"))
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        for files in pool.map(lambda gcda: read_object(gcda, build, source), objects):
+        for files in pool.map(lambda program: read_counters(program, build, source), programs):
             for path, lines in files.items():
                 for number, (count, function) in lines.items():
                     before, known = total[path].get(number, (0, None))
