@@ -445,6 +445,12 @@ static void slot_failed(struct slot *slot, int error) {
         drain_error(drain, error, &problem);
 }
 
+/* What its speed tells of the lane's: not that of an image's short end, which takes its time all the same. */
+static bool slot_tells(const struct slot *slot) {
+    const struct part *part = slot->drain->part;
+    return part->chunk_count == 1 || part->chunks[slot->index].length >= part->chunk_size / 2;
+}
+
 static void confirm_run(struct loop_op *op);
 static void confirm_done(struct loop_op *op);
 
@@ -462,8 +468,10 @@ static void slot_written(struct loop_op *op) {
         slot_submit(slot);
         return;
     }
-    lane_took(&drain->lane->write_ns, loop_now(drain_server(drain)->loop) - slot->submitted_ns, drain->lane->writing,
-              slot->length);
+    /* Encoded ones come as the encoder makes them: they do not tell how fast the tier can be. */
+    if (!slot->encoded && slot_tells(slot))
+        lane_took(&drain->lane->write_ns, loop_now(drain_server(drain)->loop) - slot->submitted_ns,
+                  drain->lane->writing, slot->length);
     drain->lane->writing--;
     /* Raw ones not behind what is encoded for other lanes. */
     loop_work(drain_server(drain)->loop, &slot->op, slot->encoded ? drain_server(drain)->encoders : drain->lane->group,
@@ -598,8 +606,9 @@ static void encode_done(struct loop_op *op) {
     struct lane *lane = drain->lane;
     struct server *server = drain_server(drain);
     uint32_t raw = drain->part->chunks[slot->index].length;
-    if (slot->tried)
-        lane_encoded(lane, loop_now(server->loop) - slot->submitted_ns, server->encoding, raw, slot->stored_length);
+    if (slot->tried && slot_tells(slot))
+        lane_took(&lane->encode_ns, loop_now(server->loop) - slot->submitted_ns, server->encoding, raw);
+    lane_shrank(lane, raw, slot->stored_length);
     server->encoding--;
     drain->encoding--;
     if (drain->state == DRAIN_ABANDONING) {

@@ -158,8 +158,7 @@ bool lane_rate_allows(struct lane *lane, uint64_t bytes) {
     return true;
 }
 
-/* What was not known is learnt, and every so often again. */
-#define GAINS_LOOK_EVERY 32
+#define GAINS_LOOK_EVERY 32 /* then the other way is tried: tiers and bytes change */
 #define MEAN_WEIGHT 8
 #define PPM 1000000
 
@@ -172,20 +171,20 @@ void lane_took(uint64_t *mean_ns, uint64_t took_ns, uint32_t together, uint64_t 
     mean_add(mean_ns, max_u64(per_mib, 1));
 }
 
-void lane_encoded(struct lane *lane, uint64_t took_ns, uint32_t together, uint32_t raw, uint32_t stored) {
-    lane_took(&lane->encode_ns, took_ns, together, raw);
+void lane_shrank(struct lane *lane, uint32_t raw, uint32_t stored) {
     mean_add(&lane->stored_ppm, max_u64(stored * (uint64_t)PPM / max_u64(raw, 1), 1));
     if (lane->config.rate_mib_s) /* it was counted with all its bytes */
         lane->rate_next_ns -=
             min_u64(lane->rate_next_ns, (raw - stored) * NANOSECONDS_PER_SECOND / MIB(lane->config.rate_mib_s));
 }
 
-/* Encoding and writing overlap, so the slower of both counts. */
+/* Encoding and writing overlap, so the slower of both counts. The tier's speed is learnt first, then the encoder's. */
 bool lane_gains(struct lane *lane) {
-    if (!lane->write_ns || !lane->encode_ns || lane->asked++ % GAINS_LOOK_EVERY == 0)
-        return true;
+    if (!lane->write_ns || !lane->stored_ppm)
+        return lane->write_ns > 0;
     uint64_t write_ns = lane->write_ns;
     if (lane->config.rate_mib_s)
         write_ns = max_u64(write_ns, NANOSECONDS_PER_SECOND / lane->config.rate_mib_s);
-    return max_u64(lane->encode_ns, write_ns * lane->stored_ppm / PPM) < write_ns;
+    bool gains = max_u64(lane->encode_ns, write_ns * lane->stored_ppm / PPM) < write_ns;
+    return ++lane->asked % GAINS_LOOK_EVERY == 0 ? !gains : gains;
 }

@@ -41,9 +41,9 @@ struct lane {
 
     /* What `auto` decides by: running means, each per MiB and in the time of all that were in flight together. */
     uint32_t writing;    /* chunks that the tier has */
-    uint64_t write_ns;   /* of what is stored */
+    uint64_t write_ns;   /* of raw chunks */
     uint64_t encode_ns;  /* of what is encoded */
-    uint64_t stored_ppm; /* of an encoded chunk, so much is left */
+    uint64_t stored_ppm; /* of a chunk, so much is left */
     uint32_t asked;      /* lane_gains */
 };
 
@@ -66,6 +66,7 @@ bool lane_rate_allows(struct lane *lane, uint64_t bytes);
 
 /* A chunk took so long, one of `together` in flight. */
 void lane_took(uint64_t *mean_ns, uint64_t took_ns, uint32_t together, uint64_t bytes);
-void lane_encoded(struct lane *lane, uint64_t took_ns, uint32_t together, uint32_t raw, uint32_t stored);
+/* So much is left of a chunk; all of it: it was not worth encoding. */
+void lane_shrank(struct lane *lane, uint32_t raw, uint32_t stored);
 /* Would it be faster to encode the next chunk than to write it as it is? */
 bool lane_gains(struct lane *lane);
