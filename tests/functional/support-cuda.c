@@ -1,54 +1,118 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/functional/support-cuda.h"
 
+#include <errno.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 
 #define DEVICES 8
 #define PIECE MIB(2)
 #define RANGE MIB(64) /* reserved for memory that grows */
 
 struct cuda gpu;
+static int device_count;
 static CUcontext contexts[DEVICES];
-static bool prepared;
 
-void gpu_setting(const char *name, const char *value) {
-    char full[64];
-    snprintf(full, sizeof full, "CUDA_STANDIN_%s", name);
-    setenv(full, value, 1);
-}
-
-void gpu_prepare(void) {
-    if (prepared)
-        return;
-    prepared = true;
+static void make_directory(void) {
     const char *directory = test_path("cuda");
-    mkdir(directory, 0700);
-    gpu_setting("DIR", directory);
+    CHECK(mkdir(directory, 0700) == 0 || errno == EEXIST);
+    setenv("CUDA_STANDIN_DIR", directory, 1);
 }
+
+/* ---- which driver ---- */
+
+static bool device_is_standin(void) {
+    char name[64];
+    return gpu.cuDeviceGetName(name, sizeof name, 0) == CUDA_SUCCESS && strstr(name, "stand-in");
+}
+
+/* In a process of its own, which never comes back. */
+static _Noreturn void look(void) {
+    make_directory();
+    cuda_init(&gpu, NULL);
+    _exit(gpu.state == CUDA_READY && device_is_standin());
+}
+
+bool gpu_is_standin(void) {
+    static bool looked, found;
+    if (gpu.state == CUDA_READY)
+        return device_is_standin();
+    if (!looked) {
+        int status;
+        pid_t pid = fork();
+        CHECK(pid >= 0);
+        if (pid == 0)
+            look();
+        CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status));
+        found = WEXITSTATUS(status);
+        looked = true;
+    }
+    return found;
+}
+
+void gpu_need_standin(void) {
+    if (!gpu_is_standin())
+        test_skip("only the stand-in driver fails, or is late, when it is told to");
+}
+
+/* ---- settings ---- */
+
+void gpu_settings(const char *words) {
+    make_directory();
+    CLEANUP(freep) char *text = strdup(words);
+    for (char *rest = NULL, *word = strtok_r(text, " ", &rest); word; word = strtok_r(NULL, " ", &rest)) {
+        char name[128];
+        char *equals = strchr(word, '=');
+        snprintf(name, sizeof name, "CUDA_STANDIN_%.*s", (int)(equals - word), word);
+        setenv(name, equals + 1, 1);
+    }
+}
+
+void gpu_fault(const char *text) {
+    file_write(test_path("cuda/faults.new"), text ? text : "", text ? strlen(text) : 0);
+    CHECK(rename(test_path("cuda/faults.new"), test_path("cuda/faults")) == 0);
+}
+
+void gpu_unhang(void) { file_write(test_path("cuda/release"), "", 0); }
+
+void gpu_check_mistakes(void) {
+    if (file_exists(test_path("cuda/mistakes")))
+        FAIL("the stand-in says: %s", file_read(test_path("cuda/mistakes"), &(size_t){0}));
+}
+
+/* ---- this process ---- */
 
 void gpu_use(int device) {
     if (!contexts[device])
-        GPU_OK(gpu.cuDevicePrimaryCtxRetain(&contexts[device], device));
-    GPU_OK(gpu.cuCtxSetCurrent(contexts[device]));
+        CU(gpu.cuDevicePrimaryCtxRetain(&contexts[device], device));
+    CU(gpu.cuCtxSetCurrent(contexts[device]));
 }
 
 void gpu_begin(void) {
-    gpu_prepare();
+    make_directory();
     cuda_init(&gpu, NULL);
     if (gpu.state != CUDA_READY)
         test_skip("%s", problem_text(&gpu.problem, 0));
+    CU(gpu.cuDeviceGetCount(&device_count));
     gpu_use(0);
 }
 
+void gpu_need_devices(int count) {
+    if (device_count < count)
+        test_skip("there are %d devices, not %d", device_count, count);
+}
+
 void gpu_end(void) {
+    CU(gpu.cuCtxSetCurrent(NULL));
     for (int device = 0; device < DEVICES; device++)
         if (contexts[device])
-            GPU_OK(gpu.cuDevicePrimaryCtxRelease_v2(device));
-    const char *mistakes = test_path("cuda/mistakes");
-    if (file_exists(mistakes)) {
-        size_t size;
-        FAIL("%s", file_read(mistakes, &size));
-    }
+            CU(gpu.cuDevicePrimaryCtxRelease_v2(device));
+}
+
+uint64_t gpu_free_bytes(void) {
+    size_t free_bytes, total;
+    CU(gpu.cuMemGetInfo_v2(&free_bytes, &total));
+    return free_bytes;
 }
 
 /* ---- memory ---- */
@@ -64,10 +128,10 @@ static void map_piece(const struct gpu_memory *memory, size_t offset) {
     CUmemAllocationProp wanted = properties(memory->kind, memory->device);
     CUmemAccessDesc access = {.location = wanted.location, .flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     CUmemGenericAllocationHandle handle;
-    GPU_OK(gpu.cuMemCreate(&handle, memory->piece, &wanted, 0));
-    GPU_OK(gpu.cuMemMap(memory->at + offset, memory->piece, 0, handle, 0));
-    GPU_OK(gpu.cuMemRelease(handle));
-    GPU_OK(gpu.cuMemSetAccess(memory->at + offset, memory->piece, &access, 1));
+    CU(gpu.cuMemCreate(&handle, memory->piece, &wanted, 0));
+    CU(gpu.cuMemMap(memory->at + offset, memory->piece, 0, handle, 0));
+    CU(gpu.cuMemRelease(handle));
+    CU(gpu.cuMemSetAccess(memory->at + offset, memory->piece, &access, 1));
 }
 
 void gpu_grow(struct gpu_memory *memory, size_t size) {
@@ -79,17 +143,17 @@ static void alloc_pooled(struct gpu_memory *memory) {
     CUmemPoolProps wanted = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
                              .handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
                              .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = memory->device}};
-    GPU_OK(gpu.cuMemPoolCreate(&memory->pool, &wanted));
-    GPU_OK(gpu.cuMemAllocFromPoolAsync(&memory->at, memory->size, memory->pool, NULL));
-    GPU_OK(gpu.cuStreamSynchronize(NULL));
+    CU(gpu.cuMemPoolCreate(&memory->pool, &wanted));
+    CU(gpu.cuMemAllocFromPoolAsync(&memory->at, memory->size, memory->pool, NULL));
+    CU(gpu.cuStreamSynchronize(NULL));
 }
 
 struct gpu_memory gpu_alloc(enum gpu_kind kind, size_t size) {
     struct gpu_memory memory = {.kind = kind, .size = size};
-    GPU_OK(gpu.cuCtxGetDevice(&memory.device));
+    CU(gpu.cuCtxGetDevice(&memory.device));
     switch (kind) {
     case GPU_LEGACY:
-        GPU_OK(gpu.cuMemAlloc_v2(&memory.at, size));
+        CU(gpu.cuMemAlloc_v2(&memory.at, size));
         break;
     case GPU_POOLED:
         alloc_pooled(&memory);
@@ -98,7 +162,7 @@ struct gpu_memory gpu_alloc(enum gpu_kind kind, size_t size) {
         memory.size = 0;
         memory.piece = PIECE;
         memory.reserved = RANGE;
-        GPU_OK(gpu.cuMemAddressReserve(&memory.at, memory.reserved, 0, 0, 0));
+        CU(gpu.cuMemAddressReserve(&memory.at, memory.reserved, 0, 0, 0));
         gpu_grow(&memory, size);
         break;
     }
@@ -108,16 +172,16 @@ struct gpu_memory gpu_alloc(enum gpu_kind kind, size_t size) {
 void gpu_free(struct gpu_memory *memory) {
     switch (memory->kind) {
     case GPU_LEGACY:
-        GPU_OK(gpu.cuMemFree_v2(memory->at));
+        CU(gpu.cuMemFree_v2(memory->at));
         break;
     case GPU_POOLED:
-        GPU_OK(gpu.cuMemFreeAsync(memory->at, NULL));
-        GPU_OK(gpu.cuStreamSynchronize(NULL));
-        GPU_OK(gpu.cuMemPoolDestroy(memory->pool));
+        CU(gpu.cuMemFreeAsync(memory->at, NULL));
+        CU(gpu.cuStreamSynchronize(NULL));
+        CU(gpu.cuMemPoolDestroy(memory->pool));
         break;
     default:
-        GPU_OK(gpu.cuMemUnmap(memory->at, memory->size));
-        GPU_OK(gpu.cuMemAddressFree(memory->at, memory->reserved));
+        CU(gpu.cuMemUnmap(memory->at, memory->size));
+        CU(gpu.cuMemAddressFree(memory->at, memory->reserved));
         break;
     }
     *memory = (struct gpu_memory){0};
@@ -125,9 +189,9 @@ void gpu_free(struct gpu_memory *memory) {
 
 /* ---- bytes ---- */
 
-void gpu_write(CUdeviceptr at, const void *data, size_t size) { GPU_OK(gpu.cuMemcpyHtoD_v2(at, data, size)); }
+void gpu_write(CUdeviceptr at, const void *data, size_t size) { CU(gpu.cuMemcpyHtoD_v2(at, data, size)); }
 
-void gpu_read(CUdeviceptr at, void *data, size_t size) { GPU_OK(gpu.cuMemcpyDtoH_v2(data, at, size)); }
+void gpu_read(CUdeviceptr at, void *data, size_t size) { CU(gpu.cuMemcpyDtoH_v2(data, at, size)); }
 
 void gpu_words_fill(CUdeviceptr at, size_t count, uint64_t seed) {
     CLEANUP(freep) uint64_t *words = malloc(count * sizeof *words);

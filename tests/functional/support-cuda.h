@@ -2,8 +2,12 @@
 #pragma once
 
 /*
- * A program with a GPU, for tests: memory of each kind that there is, on the stand-in driver (tests/cuda-standin), or
- * on whatever driver LD_LIBRARY_PATH leads to.
+ * A program with GPUs, for tests: memory of each kind that there is, on the stand-in driver (tests/cuda-standin), or
+ * on whatever driver LD_LIBRARY_PATH leads to. One in each process: the driver is a process's, and a child that is
+ * forked after gpu_begin() has none.
+ *
+ * What only the stand-in does (faults on demand, copies that are late, addresses that come back, mistakes that it
+ * notes) a test expects only of it.
  */
 
 #include "base/cuda.h"
@@ -25,18 +29,31 @@ struct gpu_memory {
     CUmemoryPool pool;
 };
 
-extern struct cuda gpu;
+extern struct cuda gpu; /* the driver */
 
-/* Before the daemon starts: the driver's own directory, in the test's, and its settings. */
-void gpu_setting(const char *name, const char *value);
-/* The driver's directory is there. A process that is forked later can still use the driver; after gpu_begin() not. */
-void gpu_prepare(void);
-/* The driver is loaded and device 0's primary context is current. Skips the test if there is none. */
+/* Whether the devices are the stand-in's. Another process looks: this one's driver stays as it is. */
+bool gpu_is_standin(void);
+/* Skips the test on a real driver, where nothing fails, or is late, when it is told to. */
+void gpu_need_standin(void);
+/* Before the daemon starts: the driver's directory, and the stand-in's settings, words NAME=VALUE without
+ * CUDA_STANDIN_. May be called again with more. */
+void gpu_settings(const char *words);
+/* In the process that trains: the driver is loaded, and device 0's primary context is current. Skips the test if there
+ * is none. */
 void gpu_begin(void);
-/* Another device's primary context becomes current, for good. */
+/* Skips the test if there are fewer devices. */
+void gpu_need_devices(int count);
+/* The device's primary context becomes current, and is held until gpu_end(). */
 void gpu_use(int device);
-/* Contexts are given back; nobody has made a mistake. */
+/* Gives the contexts back. */
 void gpu_end(void);
+/* The stand-in has noted no mistake of anybody. */
+void gpu_check_mistakes(void);
+/* "[PROGRAM/]NAME:N[+]=CODE[!]" from now on. NULL: none. */
+void gpu_fault(const char *text);
+/* What hangs by such a fault goes on. */
+void gpu_unhang(void);
+uint64_t gpu_free_bytes(void);
 
 struct gpu_memory gpu_alloc(enum gpu_kind kind, size_t size);
 void gpu_free(struct gpu_memory *memory);
@@ -52,9 +69,10 @@ void gpu_words_check(CUdeviceptr at, size_t count, uint64_t seed);
 
 static inline void *gpu_pointer(CUdeviceptr at) { return (void *)(uintptr_t)at; }
 
-#define GPU_OK(call)                                                                                                   \
+/* A call of the driver that must work. */
+#define CU(call)                                                                                                       \
     do {                                                                                                               \
-        CUresult gpu_result_ = (call);                                                                                 \
-        if (gpu_result_ != CUDA_SUCCESS)                                                                               \
-            FAIL("%s: CUDA error %d", #call, (int)gpu_result_);                                                        \
+        CUresult cu_ = (call);                                                                                         \
+        if (cu_ != CUDA_SUCCESS)                                                                                       \
+            FAIL("%s: CUDA error %d", #call, (int)cu_);                                                                \
     } while (0)

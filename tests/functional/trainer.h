@@ -2,14 +2,14 @@
 #pragma once
 
 /*
- * A trainer with memory on the stand-in's GPUs, which tells the daemon of it by itself, without the
- * library. One in each process: the driver is a process's.
+ * A trainer with memory of GPUs (support-cuda.h), which tells the daemon of it by itself, without the
+ * library: so it can say what the library never would, and knows what is answered.
  */
 
-#include "base/cuda.h"
 #include "proto/image.h"
 #include "proto/word.h"
 #include "tests/functional/peer.h"
+#include "tests/functional/support-cuda.h"
 
 #define GPU_SHARDS_MAX 32
 
@@ -32,22 +32,6 @@ struct trainer {
     uint32_t shard_count;
     const char *job;
 };
-
-extern struct cuda gpu; /* the driver */
-
-/* Before the daemon starts: the stand-in's settings, words NAME=VALUE without CUDA_STANDIN_. */
-void gpu_settings(const char *words);
-/* In the process that trains: the driver, and the primary contexts of the devices; that of device 0 is current. */
-void gpu_begin(void);
-/* Gives the contexts back. */
-void gpu_end(void);
-/* Makes the context of a device current; its UUID. */
-void gpu_use(int device, uint8_t ret_uuid[DEVICE_UUID_SIZE]);
-/* The stand-in has noted no mistake of anybody. */
-void gpu_check_mistakes(void);
-/* "[PROGRAM/]NAME:N[+]=CODE[!]" from now on. NULL: none. */
-void gpu_fault(const char *text);
-uint64_t gpu_free_bytes(void);
 
 void trainer_open(struct trainer *trainer, const char *job);
 void trainer_close(struct trainer *trainer);

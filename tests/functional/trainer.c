@@ -1,76 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "tests/functional/gpu.h"
+#include "tests/functional/trainer.h"
 
-#include "tests/functional/support.h"
-
-#include <errno.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-
-struct cuda gpu;
-static int device_count;
-static CUcontext contexts[8];
-
-#define CU(call)                                                                                                       \
-    do {                                                                                                               \
-        CUresult cu_ = (call);                                                                                         \
-        if (cu_ != CUDA_SUCCESS)                                                                                       \
-            FAIL("%s: CUDA error %d", #call, (int)cu_);                                                                \
-    } while (0)
-
-void gpu_settings(const char *words) {
-    CHECK(mkdir(test_path("cuda"), 0700) == 0);
-    setenv("CUDA_STANDIN_DIR", test_path("cuda"), 1);
-    CLEANUP(freep) char *text = strdup(words);
-    for (char *save = NULL, *word = strtok_r(text, " ", &save); word; word = strtok_r(NULL, " ", &save)) {
-        char name[128];
-        char *equals = strchr(word, '=');
-        snprintf(name, sizeof name, "CUDA_STANDIN_%.*s", (int)(equals - word), word);
-        setenv(name, equals + 1, 1);
-    }
-}
-
-void gpu_begin(void) {
-    cuda_init(&gpu, NULL);
-    if (gpu.state != CUDA_READY)
-        FAIL("no stand-in: %s", gpu.problem.text);
-    CU(gpu.cuDeviceGetCount(&device_count));
-    CHECK(device_count <= (int)ARRAY_SIZE(contexts));
-    for (int i = 0; i < device_count; i++)
-        CU(gpu.cuDevicePrimaryCtxRetain(&contexts[i], i));
-    CU(gpu.cuCtxSetCurrent(contexts[0]));
-}
-
-void gpu_end(void) {
-    CU(gpu.cuCtxSetCurrent(NULL));
-    for (int i = 0; i < device_count; i++)
-        CU(gpu.cuDevicePrimaryCtxRelease_v2(i));
-}
-
-void gpu_use(int device, uint8_t ret_uuid[DEVICE_UUID_SIZE]) {
-    CUuuid uuid;
-    CU(gpu.cuCtxSetCurrent(contexts[device]));
-    CU(gpu.cuDeviceGetUuid_v2(&uuid, device));
-    memcpy(ret_uuid, uuid.bytes, DEVICE_UUID_SIZE);
-}
-
-void gpu_check_mistakes(void) {
-    if (file_exists(test_path("cuda/mistakes")))
-        FAIL("the stand-in says: %s", file_read(test_path("cuda/mistakes"), &(size_t){0}));
-}
-
-void gpu_fault(const char *text) {
-    file_write(test_path("cuda/faults.new"), text ? text : "", text ? strlen(text) : 0);
-    CHECK(rename(test_path("cuda/faults.new"), test_path("cuda/faults")) == 0);
-}
-
-uint64_t gpu_free_bytes(void) {
-    size_t free_bytes, total;
-    CU(gpu.cuMemGetInfo_v2(&free_bytes, &total));
-    return free_bytes;
-}
-
-/* ---- the trainer ---- */
 
 static void expect(struct trainer *trainer, uint16_t opcode) {
     uint16_t answer = peer_answer(&trainer->peer);
