@@ -9,6 +9,7 @@
 #define FETCH_TIMEOUT_MAX_MS UINT64_C(86400000)
 #define PIN_EXPIRY_NS (600 * NANOSECONDS_PER_SECOND) /* should this daemon die; it renews them as long as it lives */
 #define PIN_RENEW_NS (PIN_EXPIRY_NS / 3)
+#define CHOICES_MAX 4 /* each lost to a sweep in the same moment */
 
 struct lease {
     TAILQ_ENTRY(lease) link;
@@ -69,7 +70,7 @@ struct restore {
     char *text;
     size_t text_size;
     uint64_t pin_nonce;
-    uint32_t pinned_lanes;
+    uint32_t chosen_lane, pinned_lanes;
     struct loop_op renew, renew_timer;
 };
 
@@ -99,6 +100,7 @@ static int try_version(struct restore *restore, struct version_id id, struct pro
             continue;
         restore->id = id;
         restore->world = restore->complete.summary.world;
+        restore->chosen_lane = i;
         return 0;
     }
     return result;
@@ -190,32 +192,60 @@ static int choose(struct restore *restore) {
     return r;
 }
 
-/* Daemons of other nodes, others of this one and `ckptctl rm` keep their hands off what is read here. The
- * expiry is reckoned by the clock that it will be compared with: ours may be another, or be set. */
-static void pin_lanes(struct restore *restore) {
+static void unpin_lanes(struct restore *restore) {
     char name[40];
+    pin_name(restore, name);
+    for (uint32_t i = 0; i < restore->job->lane_count; i++) {
+        struct problem ignored = PROBLEM_NONE; /* it expires by itself */
+        if (restore->pinned_lanes & 1u << i)
+            (void)!retention_unpin(restore->job->lanes[i]->tier, restore->job->name, restore->id, name, &ignored);
+    }
+    restore->pinned_lanes = 0;
+}
+
+/* Daemons of other nodes, others of this one and `ckptctl rm` keep their hands off what is read here. The
+ * expiry is reckoned by the clock that it will be compared with: ours may be another, or be set. False: the
+ * copy that was chosen is there no more. */
+static bool pin_lanes(struct restore *restore) {
+    char name[40];
+    bool there = true;
     pin_name(restore, name);
     for (uint32_t i = 0; i < restore->job->lane_count; i++) {
         struct tier *tier = restore->job->lanes[i]->tier;
         struct problem ignored = PROBLEM_NONE; /* without a pin it can be read, too */
         int64_t now_ns;
-        if (tier_now(tier, &now_ns) == 0 &&
-            retention_pin(tier, restore->job->name, restore->id, name, (uint64_t)now_ns + PIN_EXPIRY_NS,
-                          restore->pin_nonce, &ignored) == 0)
+        int r = tier_now(tier, &now_ns);
+        if (r == 0)
+            r = retention_pin(tier, restore->job->name, restore->id, name, (uint64_t)now_ns + PIN_EXPIRY_NS,
+                              restore->pin_nonce, &ignored);
+        if (r == 0)
             restore->pinned_lanes |= 1u << i;
+        if (r == TIER_E_ABSENT && i == restore->chosen_lane)
+            there = false;
     }
+    return there;
 }
 
 static void open_run(struct loop_op *op) {
     struct restore *restore = CONTAINER_OF(op, struct restore, op);
-    restore->result = choose(restore);
-    if (!restore->result)
-        pin_lanes(restore);
+    for (int i = 0; i < CHOICES_MAX; i++) {
+        restore->result = choose(restore);
+        if (restore->result || pin_lanes(restore))
+            return;
+        /* It went to the trash between the choice and the pin: a newer one is complete, so choose again. */
+        unpin_lanes(restore);
+        complete_deinit(&restore->complete);
+        free(STEAL(restore->text));
+    }
+    restore->result = problem_set(&restore->problem, -ENOENT,
+                                  "job %s: each version that was chosen went to the trash before it could be pinned; "
+                                  "try again, or keep more versions",
+                                  restore->job->name);
 }
 
 static void renew_start(struct restore *restore);
 
-static void renew_run(struct loop_op *op) { pin_lanes(CONTAINER_OF(op, struct restore, renew)); }
+static void renew_run(struct loop_op *op) { (void)pin_lanes(CONTAINER_OF(op, struct restore, renew)); }
 
 static void renew_done(struct loop_op *op) {
     struct restore *restore = CONTAINER_OF(op, struct restore, renew);
@@ -578,17 +608,7 @@ int restore_prefetch(struct restore *restore, uint32_t rank, struct problem *pro
 
 /* ---- closing ---- */
 
-static void unpin_run(struct loop_op *op) {
-    struct restore *restore = CONTAINER_OF(op, struct restore, op);
-    char name[40];
-    pin_name(restore, name);
-    for (uint32_t i = 0; i < restore->job->lane_count; i++) {
-        struct problem ignored = PROBLEM_NONE; /* it expires by itself */
-        if (restore->pinned_lanes & 1u << i)
-            (void)!retention_unpin(restore->job->lanes[i]->tier, restore->job->name, restore->id, name, &ignored);
-    }
-    restore->pinned_lanes = 0;
-}
+static void unpin_run(struct loop_op *op) { unpin_lanes(CONTAINER_OF(op, struct restore, op)); }
 
 static void unpin_done(struct loop_op *op) { restore_free(CONTAINER_OF(op, struct restore, op)); }
 
