@@ -9,6 +9,10 @@
  * serves it, which knows what it is doing when that rank opens; and the writers of earlier
  * generations are dead, or, if they drain after all, what they drain will not be chosen.
  *
+ * Two kinds are nobody's in particular, though named for rank 0: any daemon may publish that a version
+ * is complete, and pin one of whatever generation while it reads it. Those stay as long as they may be
+ * in use: the former while the run lives, the latter, a few bytes, until their version goes.
+ *
  * A directory that cannot be looked at keeps nobody from the others; the first such error is the result.
  */
 
@@ -40,7 +44,18 @@ static int reap_file(struct reap *reap, const char *directory, const char *name)
     return 0;
 }
 
-static int reap_version(struct reap *reap, const char *directory, bool of_all_ranks) {
+static bool ends_in(const char *name, const char *suffix) {
+    size_t length = strlen(name), suffix_length = strlen(suffix);
+    return length >= suffix_length && strcmp(name + length - suffix_length, suffix) == 0;
+}
+
+static bool may_be_in_use(const struct reap *reap, const char *name, uint32_t rank, bool is_dead) {
+    if (ends_in(name, ".pin.tmp"))
+        return true;
+    return !is_dead && (rank != reap->rank || ends_in(name, ".complete.tmp"));
+}
+
+static int reap_version(struct reap *reap, const char *directory, bool is_dead) {
     CLEANUP(tier_entries_deinit) struct tier_entries entries = {0};
     int r = tier_list(reap->tier, directory, &entries);
     if (r)
@@ -49,17 +64,14 @@ static int reap_version(struct reap *reap, const char *directory, bool of_all_ra
         uint32_t rank;
         if (entries.items[i].is_directory || !layout_parse_temporary(entries.items[i].name, &rank))
             continue;
-        if (!of_all_ranks && rank != reap->rank)
+        if (may_be_in_use(reap, entries.items[i].name, rank, is_dead))
             continue;
         note_failure(reap, reap_file(reap, directory, entries.items[i].name));
     }
     return 0;
 }
 
-static bool is_run_temporary(const char *name) {
-    size_t length = strlen(name);
-    return length > 8 && strncmp(name, "run.", 4) == 0 && strcmp(name + length - 4, ".tmp") == 0;
-}
+static bool is_run_temporary(const char *name) { return strncmp(name, "run.", 4) == 0 && ends_in(name + 4, ".tmp"); }
 
 static int reap_generation(struct reap *reap, const char *job, uint64_t generation) {
     char directory[TIER_PATH_MAX], version_directory[TIER_PATH_MAX];

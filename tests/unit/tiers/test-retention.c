@@ -341,6 +341,31 @@ static void test_reap(void **state) {
         assert_fine(catalog_check(tier, TEST_JOB, (struct version_id){generation, 1}, &problem), &problem);
 }
 
+/* Anybody pins a version, or publishes that it is complete, and does so under the name of rank 0. */
+static void test_reap_spares_others(void **state) {
+    struct tier *tier = tier_of(state);
+    static const char *const kinds[] = {"complete", "pin"};
+    char job[256], paths[2][2][1024];
+    struct tier_entry entry;
+    assert_int_equal(job_escape(TEST_JOB, job, NULL), 0);
+    for (uint64_t generation = 1; generation <= 2; generation++) {
+        make_version(tier, (struct version_id){generation, 1}, 1);
+        for (size_t kind = 0; kind < 2; kind++) {
+            char *path = paths[generation - 1][kind];
+            layout_temporary(job, (struct version_id){generation, 1}, 0, 7, kinds[kind], path);
+            assert_int_equal(tier_write_file(tier, path, "x", 1), 0);
+        }
+    }
+    uint32_t reaped;
+    struct problem problem = PROBLEM_NONE;
+    assert_fine(retention_reap(tier, TEST_JOB, 2, 0, &reaped, &problem), &problem);
+    assert_int_equal(reaped, 1);
+    assert_int_equal(tier_stat(tier, paths[0][0], &entry), TIER_E_ABSENT); /* of a dead run */
+    assert_int_equal(tier_stat(tier, paths[0][1], &entry), 0);             /* this run may read that version */
+    assert_int_equal(tier_stat(tier, paths[1][0], &entry), 0);
+    assert_int_equal(tier_stat(tier, paths[1][1], &entry), 0);
+}
+
 static bool is_there(struct tier *tier, const char *path) {
     char job[256], whole[300];
     struct tier_entry entry;
@@ -504,6 +529,7 @@ int main(void) {
         BOTH(test_pinned_in_trash),
         BOTH(test_remove),
         BOTH(test_reap),
+        BOTH(test_reap_spares_others),
         BOTH(test_prune),
         BOTH(test_removed_while_checked),
         cmocka_unit_test(test_fail_everywhere),
