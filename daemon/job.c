@@ -74,6 +74,7 @@ int job_get(struct server *server, const char *name, const char *parallel_root, 
     snprintf(job->name, sizeof job->name, "%s", name);
     snprintf(job->parallel_root, sizeof job->parallel_root, "%s", parallel_root);
     job->trace_name = trace_name(server->trace, name);
+    TAILQ_INIT(&job->openings);
     TAILQ_INIT(&job->versions);
     struct lane *lane;
     TAILQ_FOREACH(lane, &server->lanes, link) {

@@ -82,9 +82,10 @@ struct job {
     uint32_t lane_count;
     uint32_t decider; /* index of the lane whose run file decides */
 
-    struct run_record run; /* generation 0: none joined yet */
-    uint32_t sessions;     /* open ones */
-    uint8_t *closed_ranks; /* bitmap over the run's ranks: said goodbye here */
+    TAILQ_HEAD(, opening) openings; /* those whose claims are at work */
+    struct run_record run;          /* generation 0: none joined yet */
+    uint32_t sessions;              /* open ones */
+    uint8_t *closed_ranks;          /* bitmap over the run's ranks: said goodbye here */
     uint32_t closed_count;
     struct version_list versions; /* ascending */
     uint32_t version_count;

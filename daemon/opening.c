@@ -17,6 +17,7 @@
 #define DYING_MS 3000 /* a process that was just killed takes a moment to give its memory back */
 
 struct opening {
+    TAILQ_ENTRY(opening) link; /* the job's, while the claim is at work */
     struct session *session;
     struct server *server;
     struct job *job;
@@ -171,6 +172,7 @@ static void retry_in(struct opening *opening, uint64_t ms) {
 static void claim_done(struct loop_op *op) {
     struct opening *opening = CONTAINER_OF(op, struct opening, op);
     struct server *server = opening->server;
+    TAILQ_REMOVE(&opening->job->openings, opening, link);
     if (session_gone(opening->session)) {
         opening_end(opening, CODE_E_UNREACHABLE);
         return;
@@ -232,6 +234,16 @@ static bool rank_active(struct opening *opening) {
     return false;
 }
 
+/* A process of this rank was here before us, and its opening, which nobody waits for any more, is not over:
+ * it would take our temporaries for those that its own predecessor had left. */
+static bool rank_opens(const struct opening *opening) {
+    const struct opening *other;
+    TAILQ_FOREACH(other, &opening->job->openings, link)
+    if (other->request.rank == opening->request.rank)
+        return true;
+    return false;
+}
+
 static void settle(struct opening *opening) {
     struct server *server = opening->server;
     uint64_t now = loop_now(server->loop);
@@ -259,8 +271,21 @@ static void settle(struct opening *opening) {
         retry_in(opening, SETTLE_LOOK_MS);
         return;
     }
+    if (rank_opens(opening)) {
+        if (now < opening->deadline_ns) {
+            retry_in(opening, SETTLE_LOOK_MS);
+            return;
+        }
+        problem_set(&opening->problem, -ETIMEDOUT,
+                    "job %s: an earlier process of rank %u began to open it, and tier %s has not answered yet",
+                    opening->request.job, opening->request.rank,
+                    opening->job->lanes[opening->job->decider]->config.name);
+        opening_end(opening, CODE_E_TIMEOUT);
+        return;
+    }
     opening->nonce = server_nonce(server);
     opening->reap = !rank_active(opening);
+    TAILQ_INSERT_TAIL(&opening->job->openings, opening, link);
     loop_work(server->loop, &opening->op, opening->job->lanes[opening->job->decider]->group, claim_work, claim_done);
 }
 
