@@ -97,7 +97,10 @@ static void *grown(void *items, size_t count, size_t *capacity, size_t size) {
 }
 
 int64_t disk_clock(const struct disk *disk) { return (int64_t)(sim.wall_ns + sim.now_ns) + disk->clock_ns; }
-void disk_clock_jump(struct disk *disk, int64_t by_ns) { disk->clock_ns += by_ns; }
+void disk_clock_jump(struct disk *disk, int64_t by_ns) {
+    disk->clock_ns += by_ns;
+    sim.upsets++;
+}
 
 static struct disk_inode *inode_new(struct disk *disk, bool directory) {
     struct disk_inode *inode = calloc(1, sizeof *inode);
@@ -508,6 +511,7 @@ static void forget_all(struct disk *disk) {
 }
 
 void disk_crash(struct disk *disk, uint32_t mask) {
+    sim.upsets++;
     if (!(disk->capabilities & TIER_SURVIVES_REBOOT))
         forget_all(disk);
     decide_changes(disk, mask);

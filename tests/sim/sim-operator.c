@@ -58,6 +58,7 @@ static void lose_disk(int node) {
     if (!nodes[node].local)
         return;
     sim_note("node %d: its disk is lost", node);
+    sim.upsets++;
     nodes[node].local = disk_new(disk_name(nodes[node].local), false);
     model_disk_lost(node);
 }

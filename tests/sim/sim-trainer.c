@@ -196,12 +196,15 @@ static bool register_memory(struct trainer *t) {
 
 /* ---- restoring ---- */
 
+static uint64_t troubles(void) { return sim.failures + sim.upsets; }
+
 /* A part that is being restored. */
 struct reading {
     uint32_t restore;
     struct version_id id;
     const struct complete_part *part;
     uint8_t *image;
+    uint64_t trouble; /* of the world, before it was chosen */
 };
 
 /* Chunks of one part, into the image. False: refused, or the daemon is gone. */
@@ -210,8 +213,10 @@ static bool fetch(struct trainer *t, const struct reading *reading, uint32_t fir
     const struct message_fetch message = {
         .restore = reading->restore, .rank = part->rank, .first = first, .count = count, .timeout_ms = 20000};
     uint16_t answer = ask(t, MESSAGE_FETCH, &message, message.timeout_ms + PROMPT_MS);
-    /* What is not the newest any more may go to the trash between the choice and the reading. */
     bool lost = answer == MESSAGE_ERROR && (error_code(t) == CODE_E_NOT_FOUND || error_code(t) == CODE_E_DAMAGED);
+    SIM_CHECK(!lost || reading->trouble != troubles(), "what a restore has opened stays until it is closed",
+              "rank %u of %s: step %llu: %.*s", t->options.rank, t->options.run_id,
+              (unsigned long long)reading->id.step, (int)t->message.tail_length, t->message.tail);
     if (lost && !model_reachable(reading->id, t->options.node))
         say(t, "is too late to fetch from step", (long long)reading->id.step);
     else if (answer == MESSAGE_ERROR)
@@ -236,10 +241,11 @@ static bool fetch(struct trainer *t, const struct reading *reading, uint32_t fir
     return tell(t, MESSAGE_RELEASE, &(struct message_release){.lease = lease}, NULL, 0, -1);
 }
 
-static bool restore_part(struct trainer *t, uint32_t restore, struct version_id id, const struct complete_part *part) {
+static bool restore_part(struct trainer *t, uint32_t restore, struct version_id id, const struct complete_part *part,
+                         uint64_t trouble) {
     uint8_t *image = calloc(1, part->image_size);
     assert(image);
-    const struct reading reading = {.restore = restore, .id = id, .part = part, .image = image};
+    const struct reading reading = {.restore = restore, .id = id, .part = part, .image = image, .trouble = trouble};
     uint32_t chunks = (uint32_t)((part->image_size + part->chunk_size - 1) / part->chunk_size), count;
     bool good = true;
     for (uint32_t first = 0; good && first < chunks; first += count) {
@@ -259,6 +265,7 @@ static bool prefetch(struct trainer *t, uint32_t number) {
 
 /* False: the daemon is gone. */
 static bool restore(struct trainer *t, uint32_t which) {
+    uint64_t trouble = troubles();
     const struct message_restore_open message = {.which = which, .timeout_ms = 60000};
     uint16_t answer = ask(t, MESSAGE_RESTORE_OPEN, &message, TIERS_MS);
     if (answer == MESSAGE_ERROR) {
@@ -291,7 +298,7 @@ static bool restore(struct trainer *t, uint32_t which) {
         good = prefetch(t, opened.restore);
     for (uint32_t i = 0; good && i < complete.summary.world; i++)
         if (t->options.quiet || sim_chance(2, 3))
-            good = restore_part(t, opened.restore, id, &complete.parts[i]);
+            good = restore_part(t, opened.restore, id, &complete.parts[i], trouble);
     say(t, "has restored step", (long long)id.step);
     complete_deinit(&complete);
     free(text);

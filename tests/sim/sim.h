@@ -36,6 +36,7 @@ struct sim {
     uint64_t digest;   /* of all events */
     uint64_t failures; /* that tiers were made to have */
     uint64_t rotten;   /* of these, reads that brought other bytes */
+    uint64_t upsets;   /* crashes, lost disks, clocks that jumped: pins may have gone */
     int node;          /* whose code runs now, or SIM_OUTSIDE */
     const char *bug;   /* a planted one, or "" */
     bool verbose;
