@@ -318,8 +318,7 @@ static void capture_rate(size_t size) {
     CKPT_INIT(info);
     MUST_CKPT(ckpt_get_info(c, &info));
     double gib = (double)size / (double)GIB(1), copy = median(plain, ROUNDS), taken = median(capture, ROUNDS);
-    printf("who copies: %s%s%s\n", info.push ? "the library (push): " : "the daemon", info.push ? info.push_reason : "",
-           "");
+    printf("who copies: %s%s\n", info.push ? "the library (push): " : "the daemon", info.push ? info.push_reason : "");
     printf("device memory that the daemon takes: %.0f MiB for contexts, %.0f MiB held open\n",
            (double)usage.context_bytes / (double)MIB(1), (double)usage.import_bytes / (double)MIB(1));
     printf("plain copy into pinned memory: %.2f GiB/s%s\n", gib / copy, unit_note);

@@ -7,13 +7,20 @@
 # Python tests and what a matrix-product loop loses while the daemon copies.
 #
 #     tests/gpu/run.sh [MIB]       device memory for each measurement (1024)
+#     tests/gpu/run.sh --probe [MIB]   only what gpu-probe asks and measures, without the tests
 #     GPU_DRIVER=DIR               where libcuda.so.1 is looked for first (the tests' stand-in)
 #     GPU_BUILD=DIR                a build that is there, instead of one of its own
 #
 # Exits with 0 if all tests passed; 77 without a device.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
+only_probe=
+if [[ ${1-} == --probe ]]; then only_probe=yes && shift; fi
 mib=${1:-1024}
+if [[ $# -gt 1 || ! $mib =~ ^[1-9][0-9]*$ ]]; then
+    echo 'usage: tests/gpu/run.sh [--probe] [MIB]' >&2
+    exit 2
+fi
 carry=$PWD/tests/gpu/carry
 libraries=${GPU_DRIVER:-}
 
@@ -54,7 +61,7 @@ fi
 
 failed=0
 for program in "$build"/tests/functional/functional-{device,gpu-client}; do
-    [[ -x $program ]] || continue
+    [[ -z $only_probe ]] || break
     say "${program##*/}"
     for loop in uring posix; do
         code=0
@@ -79,7 +86,9 @@ code=0
 if ((code == 77)); then exit 77; fi
 ((code == 0)) || { failed=1 && tail -n 20 "$scratch/log"; }
 
-if python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
+if [[ -n $only_probe ]]; then
+    :
+elif python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
     say 'a matrix-product loop beside the daemon'
     CKPT_LIBRARY=$build/client/libckpt.so.0 PYTHONPATH=client/python python3 tests/gpu/slow_down.py "$mib" || failed=1
 else
