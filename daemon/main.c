@@ -155,6 +155,10 @@ int main(int argc, char **argv) {
     raise_descriptor_limit();
     if (config.nice && setpriority(PRIO_PROCESS, 0, config.nice) < 0)
         log_warning(&log, "cannot set nice %d: %s", config.nice, strerror(errno));
+    cpu_set_t processors; /* before there are threads, which inherit it */
+    if (config.processors[0] && config_processors(config.processors, &processors) &&
+        sched_setaffinity(0, sizeof processors, &processors) < 0)
+        log_warning(&log, "cannot keep to processors %s: %s", config.processors, strerror(errno));
     int signal_fd = r ? -1 : open_signals();
     if (!r && signal_fd < 0)
         r = problem_set(&problem, signal_fd, "cannot receive signals: %s", strerror(-signal_fd));

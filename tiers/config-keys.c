@@ -36,6 +36,8 @@ const struct config_key config_keys[] = {
      "Threads that encode chunks. Default: as capture_threads."},
     {CONFIG_DAEMON, "nice", CONFIG_NUMBER, IN_CONFIG(nice), -20, 19, "0", NULL,
      "The daemon's nice value; negative ones need the privilege."},
+    {CONFIG_DAEMON, "processors", CONFIG_PROCESSORS, IN_CONFIG(processors), 0, 0, NULL, "0-3,8",
+     "The processors that the daemon keeps to, all its threads: numbers and ranges. Default: all that it may use."},
     {CONFIG_DAEMON, "stop_grace_s", CONFIG_SECONDS, IN_CONFIG(stop_grace_ms), 0, CONFIG_YEAR_S, "30", NULL,
      "How long a stopping daemon goes on draining to the local level."},
     {CONFIG_DAEMON, "idle_exit_s", CONFIG_SECONDS, IN_CONFIG(idle_exit_ms), 0, CONFIG_YEAR_S, "600", NULL,
@@ -202,6 +204,31 @@ static bool store_text(const struct config_key *key, void *base, const char *tex
     return true;
 }
 
+bool config_processors(const char *text, cpu_set_t *ret_processors) {
+    cpu_set_t processors;
+    CPU_ZERO(&processors);
+    do {
+        size_t length = strcspn(text, ",-");
+        int64_t first, last;
+        if (!parse_number(text, length, &first))
+            return false;
+        last = first;
+        text += length;
+        if (*text == '-') {
+            length = strcspn(++text, ",");
+            if (!parse_number(text, length, &last))
+                return false;
+            text += length;
+        }
+        if (last < first || last >= CPU_SETSIZE)
+            return false;
+        for (int64_t i = first; i <= last; i++)
+            CPU_SET((size_t)i, &processors);
+    } while (*text++ == ',');
+    *ret_processors = processors;
+    return true;
+}
+
 /* %u: the user's name; %U: the uid; %%: a percent sign. Trailing slashes go. */
 static int expand_path(const char *text, char *ret_path, size_t size, struct problem *problem) {
     char path[PATH_MAX];
@@ -329,6 +356,16 @@ int config_key_set(const struct config_key *key, void *base, const char *text, s
         if (!codec_from_name(text, &codec))
             return problem_set(problem, -EINVAL, "must be raw, lz4 or auto, but is \"%s\"", text);
         store(key, base, codec);
+        return 0;
+    }
+    case CONFIG_PROCESSORS: {
+        cpu_set_t processors;
+        if (!config_processors(text, &processors))
+            return problem_set(problem, -EINVAL,
+                               "must be numbers and ranges of processors (such as 0-3,8) below %d, but is \"%s\"",
+                               CPU_SETSIZE, text);
+        if (!store_text(key, base, text))
+            return problem_set(problem, -EINVAL, "is longer than %zu bytes", key->size - 1);
         return 0;
     }
     case CONFIG_FAULT: {

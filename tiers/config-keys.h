@@ -29,8 +29,9 @@ enum config_kind {
     CONFIG_LOG_LEVEL,
     CONFIG_ROLE,
     CONFIG_CODEC,
-    CONFIG_FAULT, /* as tier_fault_parse() reads */
-    CONFIG_PATH,  /* absolute; %u, %U and %% are replaced */
+    CONFIG_PROCESSORS, /* numbers and ranges, as config_processors() reads */
+    CONFIG_FAULT,      /* as tier_fault_parse() reads */
+    CONFIG_PATH,       /* absolute; %u, %U and %% are replaced */
 };
 
 struct config_key {

@@ -6,7 +6,8 @@
  * with its kind, bounds, default and help; ckptd.conf(5) and the commented example repeat it, and a
  * test compares. A wrong section, key, value or path is one sentence with file and line.
  *
- *   [daemon]        loop, log_level, log_file, capture_threads, codec_threads, nice, stop_grace_s, idle_exit_s
+ *   [daemon]        loop, log_level, log_file, capture_threads, codec_threads, nice, processors,
+ *                   stop_grace_s, idle_exit_s
  *   [pool]          size (bytes with K/M/G, or a percentage of what is available), chunk_size, prefault
  *   [device]        use, arena, piece, rate_mib_s, pin
  *   [tier NAME]     role = local | parallel, path, codec, depth, workers, rate_mib_s, keep, keep_every, trash_grace_s,
@@ -24,6 +25,7 @@
 #include "proto/codes.h"
 #include "proto/manifest.h"
 
+#include <sched.h>
 #include <sys/types.h>
 
 #define CONFIG_TIERS_MAX 8
@@ -54,6 +56,7 @@ struct config {
     char log_file[1024];                        /* empty: stderr, or beside the socket when on demand */
     uint32_t capture_threads;                   /* default 1 per 8 cores, at least 2 if there are */
     uint32_t codec_threads;                     /* default: the same */
+    char processors[256];                       /* as config_processors() reads; empty: all */
     int32_t nice;                               /* of capture and codec threads' process; default 0 */
     uint64_t stop_grace_ms;                     /* 30 s */
     uint64_t idle_exit_ms;                      /* on demand only: 600 s */
@@ -79,5 +82,7 @@ int config_load(const char *path, struct config *ret_config, struct problem *pro
 int config_parse(const char *text, const char *file, struct config *ret_config, struct problem *problem) MUST_CHECK;
 /* What a tier named by a job (CKPT_DIR) gets: defaults of a parallel tier with this path. */
 void config_tier_default(const char *name, const char *path, enum level level, struct config_tier *ret_tier);
+/* "0-3,8". False: it is something else. */
+bool config_processors(const char *text, cpu_set_t *ret_processors);
 /* Writes the commented example with every key and its default. */
 int config_example(FILE *out);

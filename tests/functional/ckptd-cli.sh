@@ -56,3 +56,35 @@ grep -q '^\[pool\]' example.conf || fail 'no example'
 got=0
 "$CKPTD" --frobnicate >out 2>&1 || got=$?
 ((got == 2)) || fail "an unknown option gave $got"
+
+# All threads keep to the processors of the configuration, and to its nice value.
+processor=$(sed -nE 's/^Cpus_allowed_list:[[:space:]]*([0-9]+).*/\1/p' /proc/self/status)
+cat >ckptd.conf <<END
+[daemon]
+processors = $processor
+nice = 19
+capture_threads = 3
+[pool]
+size = 8M
+[tier near]
+role = local
+path = $work/near
+END
+"$CKPTD" --config ckptd.conf --socket "$work/socket/ckptd" 2>out &
+daemon=$!
+trap 'kill -9 "$daemon" 2>/dev/null || true; wait; rm -rf "$work"' EXIT
+until grep -q ' serves ' out; do
+    kill -0 "$daemon" || fail 'the daemon has ended'
+    read -rt 0.05 <> <(:) || true
+done
+until (($(find "/proc/$daemon/task" -mindepth 1 -maxdepth 1 | wc -l) > 1)); do # the pool is being touched
+    kill -0 "$daemon" || fail 'the daemon has ended'
+    read -rt 0.05 <> <(:) || true
+done
+for thread in "/proc/$daemon/task"/*; do
+    grep -qE "^Cpus_allowed_list:[[:space:]]*$processor\$" "$thread/status" || fail "$(cat "$thread/status")"
+    [[ $(sed 's/.*) //' "$thread/stat" | cut -d ' ' -f 17) == 19 ]] || fail "nice: $(cat "$thread/stat")"
+done
+if grep -q 'cannot keep to' out; then fail 'it does not keep to them'; fi
+kill "$daemon"
+wait "$daemon" || fail 'it failed'

@@ -83,7 +83,8 @@ static void test_all_keys(void **state) {
                "  loop = posix\n"
                "log_level=debug\n"
                "log_file = /var/log/a b//\n"
-               "capture_threads = 3\ncodec_threads = 2\nnice = -5\nstop_grace_s = 0.25\nidle_exit_s = 7\n"
+               "capture_threads = 3\ncodec_threads = 2\nnice = -5\nprocessors = 0-2,7\n"
+               "stop_grace_s = 0.25\nidle_exit_s = 7\n"
                "[tier deep-1]\n"
                "role = parallel\npath = /scratch/%U/%%/ckptd/\ncodec = lz4\ndepth = 16\nworkers = 2\nrate_mib_s = 100\n"
                "keep = 9\nkeep_every = 1000\ntrash_grace_s = 1.5\nbacklog = 4\nbuffered = yes\nallow_network = yes\n"
@@ -99,6 +100,10 @@ static void test_all_keys(void **state) {
     assert_string_equal(config.log_file, "/var/log/a b");
     assert_int_equal(config.capture_threads, 3);
     assert_int_equal(config.codec_threads, 2);
+    cpu_set_t processors;
+    assert_true(config_processors(config.processors, &processors));
+    for (size_t i = 0; i < CPU_SETSIZE; i++)
+        assert_int_equal(CPU_ISSET(i, &processors) != 0, i <= 2 || i == 7);
     assert_int_equal(config.nice, -5);
     assert_int_equal(config.stop_grace_ms, 250);
     assert_int_equal(config.idle_exit_ms, 7000);
@@ -179,6 +184,14 @@ static const struct {
     {"[daemon]\ncapture_threads = 99999999999999999999\n", "f:2: capture_threads must be a number"},
     {"[daemon]\nnice = -21\n", "f:2: nice must be at least -20, but is -21"},
     {"[daemon]\nnice = --2\n", "f:2: nice must be a number, but is \"--2\""},
+    {"[daemon]\nprocessors = all\n",
+     "f:2: processors must be numbers and ranges of processors (such as 0-3,8) below 1024, but is \"all\""},
+    {"[daemon]\nprocessors = 3-1\n", "f:2: processors must be numbers and ranges"},
+    {"[daemon]\nprocessors = 1,\n", "f:2: processors must be numbers and ranges"},
+    {"[daemon]\nprocessors = 1-\n", "f:2: processors must be numbers and ranges"},
+    {"[daemon]\nprocessors = 1-2-3\n", "f:2: processors must be numbers and ranges"},
+    {"[daemon]\nprocessors = -1\n", "f:2: processors must be numbers and ranges"},
+    {"[daemon]\nprocessors = 1024\n", "f:2: processors must be numbers and ranges"},
     {"[daemon]\nstop_grace_s = 30s\n", "f:2: stop_grace_s must be seconds (such as 30 or 0.5), but is \"30s\""},
     {"[daemon]\nstop_grace_s = 1.2345\n", "f:2: stop_grace_s must be seconds"},
     {"[daemon]\nstop_grace_s = 1.\n", "f:2: stop_grace_s must be seconds"},
