@@ -88,6 +88,44 @@ static void train(enum gpu_kind kind, unsigned steps) {
     finish();
 }
 
+/* A thousand versions, each of which must be that of its moment. (The other loop has fewer.) */
+static void thousand_saves(void) {
+    enum { COUNT = 3000 };
+    const uint64_t saves = FEWER(strcmp(getenv("CKPTD_LOOP"), "posix") == 0 ? 100 : 1000);
+    configure(&(struct settings){.local = "keep = 1000\nbacklog = 1000", .no_parallel = true});
+    gpu_settings("DELAY_US=20");
+    gpu_begin();
+    daemon_start();
+    struct gpu_memory legacy = gpu_alloc(GPU_LEGACY, COUNT * 8), mapped = gpu_alloc(GPU_MAPPED, COUNT * 8);
+    ckpt *c = job_open("thousand");
+    protect_words(c, "legacy", gpu_pointer(legacy.at), COUNT, 0);
+    protect_words(c, "mapped", gpu_pointer(mapped.at), COUNT, 0);
+    for (uint64_t step = 0; step < saves; step++) {
+        CHECK_OK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT));
+        gpu_words_fill(legacy.at, COUNT, step);
+        gpu_words_fill(mapped.at, COUNT, step + saves);
+        CHECK_OK(ckpt_save(c, step, NULL));
+    }
+    for (uint64_t step = 0; step < saves; step++) {
+        CHECK_OK(ckpt_wait(c, step, CKPT_LOCAL, CKPT_VERSION, CKPT_DEFAULT_TIMEOUT));
+        /* Read as what it is, a safetensors file: a restore of each would take longer than the saves. */
+        size_t size;
+        CLEANUP(freep)
+        char *file = file_read(test_path("local/thousand/1/%ju/rank-00000.safetensors", (uintmax_t)step), &size);
+        uint64_t data;
+        memcpy(&data, file, sizeof data);
+        data += sizeof data;
+        CHECK(data + 2 * COUNT * 8 <= size);
+        words_check((uint64_t *)(file + data), COUNT, step);
+        words_check((uint64_t *)(file + data) + COUNT, COUNT, step + saves);
+    }
+    CHECK_OK(ckpt_close(c));
+    gpu_free(&legacy);
+    gpu_free(&mapped);
+    daemon_stop();
+    gpu_end();
+}
+
 static void legacy_memory(void) { train(GPU_LEGACY, 40); }
 static void mapped_memory(void) { train(GPU_MAPPED, 40); }
 static void pooled_memory(void) { train(GPU_POOLED, 40); }
@@ -427,6 +465,7 @@ static void restore_behind_a_stream(void) {
 }
 
 static const struct test tests[] = {
+    TEST(thousand_saves),
     TEST(legacy_memory),
     TEST(mapped_memory),
     TEST(pooled_memory),
