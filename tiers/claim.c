@@ -122,12 +122,23 @@ static bool next_candidate(const struct claim *claim, bool first, struct version
     return found;
 }
 
-enum candidate { CANDIDATE_GOOD, CANDIDATE_BAD, CANDIDATE_GONE };
+/* HERE: in a tier that the ranks on other nodes do not see. */
+enum candidate { CANDIDATE_GOOD, CANDIDATE_HERE, CANDIDATE_BAD, CANDIDATE_GONE };
+
+/* What is complete in a node's own tier was written by ranks that were all on this node. As many, or fewer,
+ * are likely to be here again, and to want that newest version; a run that has grown is likely to have grown
+ * beyond the node, and then its other ranks could restore nothing. */
+static bool all_see(const struct claim *claim, struct tier *tier, const struct catalog_version *version) {
+    const struct claim_request *request = claim->request;
+    return tier == request->decider || tier->capabilities & TIER_SHARED || request->world <= version->summary.world;
+}
 
 /* Is there a tier that holds a good copy? Says in `why` what is wrong with the first bad one. */
 static enum candidate check_candidate(const struct claim *claim, struct version_id id, struct problem *why) {
     enum candidate result = CANDIDATE_GONE;
+    bool here = false;
     for (size_t i = 0; i < claim->request->tier_count; i++) {
+        struct tier *tier = claim->request->tiers[i];
         const struct catalog_version *version = catalog_find(&claim->catalogs[i], id);
         if (!version)
             continue;
@@ -138,13 +149,20 @@ static enum candidate check_candidate(const struct claim *claim, struct version_
         }
         if (!version->complete && !version->unreadable)
             continue;
-        int r = catalog_check(claim->request->tiers[i], claim->request->job, id, why);
-        if (r == 0)
+        int r = catalog_check(tier, claim->request->job, id, why);
+        if (r == 0 && all_see(claim, tier, version))
             return CANDIDATE_GOOD;
+        if (r == 0) {
+            problem_set(why, -EXDEV,
+                        "tier %s: it is complete on this node only, which ranks on others cannot see, and this run has "
+                        "more ranks than wrote it; ckptctl drain would have copied it",
+                        tier->name);
+            here = true;
+        }
         if (r < 0)
             result = CANDIDATE_BAD;
     }
-    return result;
+    return here ? CANDIDATE_HERE : result;
 }
 
 /* A generation newer than the choice that could not be looked at may hold a newer version. */
@@ -173,25 +191,39 @@ static void warn(const struct run_record *record, struct version_id passed, cons
                 passed.generation, passed.step, why->text, record->resume_generation, record->resume_step);
 }
 
+static void go_on_from(struct run_record *record, struct version_id id) {
+    record->resumes = true;
+    record->resume_generation = id.generation;
+    record->resume_step = id.step;
+}
+
 /* Chooses the version to go on from. 0 with record->resumes set or not; -ENODATA. */
 static int choose(const struct claim *claim, struct run_record *record, struct problem *warning) {
     struct version_id id = {0};
     struct problem why = PROBLEM_NONE;
-    struct version_id newest_bad = {0};
-    bool bad = false;
+    struct version_id newest_bad = {0}, newest_here = {0};
+    bool bad = false, here = false;
     record->resumes = false;
     for (bool first = true; next_candidate(claim, first, id, &id); first = false) {
         enum candidate candidate = check_candidate(claim, id, &why);
         if (candidate == CANDIDATE_GOOD) {
-            record->resumes = true;
-            record->resume_generation = id.generation;
-            record->resume_step = id.step;
+            go_on_from(record, id);
             break;
         }
-        if (candidate == CANDIDATE_BAD && !bad) {
+        if (candidate == CANDIDATE_HERE && !here) {
+            newest_here = id;
+            here = true;
+        }
+        if (candidate != CANDIDATE_GONE && !bad) {
             newest_bad = id;
             bad = true;
         }
+    }
+    /* Better than a fresh start that nobody asked for: who cannot see it is told so. */
+    if (here && !record->resumes) {
+        go_on_from(record, newest_here);
+        if (version_compare(newest_bad, newest_here) == 0)
+            return 0;
     }
     if (!bad && !find_unreadable(claim, record, &newest_bad, &why))
         return 0;

@@ -33,6 +33,7 @@ static size_t promise_count;
 static struct run runs[RUNS_MAX];
 static size_t run_count;
 static uint64_t failures_at_launch;
+static uint32_t world_at_launch;
 
 struct save *model_save(struct version_id id, uint32_t rank, uint32_t world, int node, const void *image,
                         uint64_t image_size) {
@@ -66,12 +67,21 @@ void model_given_up(struct version_id id, const char *reason) {
               (unsigned long long)(sim.failures - before), reason);
 }
 
-/* The newest version that whoever decides must know of: what is GLOBAL; what is LOCAL if there is one node. */
+static uint32_t world_of(struct version_id id) {
+    for (size_t i = 0; i < save_count; i++)
+        if (version_compare(saves[i]->id, id) == 0)
+            return saves[i]->world;
+    return 0;
+}
+
+/* The newest version that whoever decides must go on from: what is GLOBAL; what is LOCAL if there is one node
+ * and the run has not grown. */
 static bool newest_reported(struct version_id *ret_id) {
     bool found = false;
     for (size_t i = 0; i < promise_count; i++) {
         const struct promise *promise = &promises[i];
-        bool known = promise->whole && !promise->void_ && (promise->level == LEVEL_GLOBAL || node_count == 1);
+        bool all_see = promise->level == LEVEL_GLOBAL || (node_count == 1 && world_of(promise->id) >= world_at_launch);
+        bool known = promise->whole && !promise->void_ && all_see;
         if (known && (!found || version_compare(promise->id, *ret_id) > 0)) {
             *ret_id = promise->id;
             found = true;
@@ -80,7 +90,10 @@ static bool newest_reported(struct version_id *ret_id) {
     return found;
 }
 
-void model_launch(void) { failures_at_launch = sim.failures; }
+void model_launch(uint32_t world) {
+    failures_at_launch = sim.failures;
+    world_at_launch = world;
+}
 
 static uint64_t greatest_generation(void) {
     uint64_t greatest = 0;

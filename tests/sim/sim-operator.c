@@ -141,7 +141,7 @@ static void start_run(int number, bool quiet, uint64_t size, uint32_t last_world
     world = sim_chance(1, 2) && last_world ? last_world : 1 + (uint32_t)sim_below(SIM_RANKS_MAX);
     options = (struct trainer_options){
         .run_id = names[number], .world = world, .steps = 1 + (uint32_t)sim_below(8), .size = size, .quiet = quiet};
-    model_launch();
+    model_launch(world);
     for (uint32_t i = 0; i < world; i++) {
         options.rank = i;
         options.node = (int)i % node_count;

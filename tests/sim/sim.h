@@ -216,7 +216,7 @@ void model_durable(struct version_id id, uint32_t rank, int node, enum level lev
 /* A tier was given up: that takes as many failures as a drain has tries. */
 void model_given_up(struct version_id id, const char *reason);
 /* A run is launched: from now on its decision may be made. */
-void model_launch(void);
+void model_launch(uint32_t world);
 void model_opened(const char *run_id, uint64_t generation, bool resumes, struct version_id resume);
 /* Bytes that a read returned as this part. */
 void model_check_image(struct version_id id, uint32_t rank, const void *image, uint64_t size, const char *where);

@@ -229,6 +229,40 @@ static void test_resume_newest(void **state) {
     assert_int_equal(result.warning.code, 0);
 }
 
+/* What only this node has is for runs that may all be here again. */
+static void test_resume_grown(void **state) {
+    struct fixture *fixture = *state;
+    struct claim_request request = request_of(fixture, "one");
+    request.world = 2;
+    claim_fine(&request);
+    make_version(fixture->tiers[1], (struct version_id){1, 10}, 2);
+    make_version(fixture->tiers[0], (struct version_id){1, 20}, 2);
+    assert_int_equal(claim_end(request.decider, TEST_JOB, 1), 0);
+    request.run_id = "two";
+    request.world = 3;
+    struct claim_result result = claim_fine(&request);
+    assert_int_equal(result.record.resume_step, 10);
+    assert_non_null(strstr(result.warning.text, "step 20 cannot be used"));
+    assert_non_null(strstr(result.warning.text, "this node only"));
+    assert_int_equal(claim_end(request.decider, TEST_JOB, 2), 0);
+    request.run_id = "three";
+    request.world = 2;
+    result = claim_fine(&request);
+    assert_int_equal(result.record.resume_step, 20);
+    assert_int_equal(result.warning.code, 0);
+}
+
+/* But nobody starts afresh because of that. */
+static void test_resume_grown_nothing_else(void **state) {
+    struct fixture *fixture = *state;
+    struct claim_request request = request_of(fixture, "one");
+    make_version(fixture->tiers[0], (struct version_id){1, 20}, 2);
+    request.world = 3;
+    struct claim_result result = claim_fine(&request);
+    assert_true(result.record.resumes);
+    assert_int_equal(result.record.resume_step, 20);
+}
+
 static void test_only_incomplete_is_fresh(void **state) {
     struct fixture *fixture = *state;
     struct claim_request request = request_of(fixture, "one");
@@ -510,6 +544,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_reused_pid, setup, teardown),
         cmocka_unit_test_setup_teardown(test_ended, setup, teardown),
         cmocka_unit_test_setup_teardown(test_resume_newest, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_resume_grown, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_resume_grown_nothing_else, setup, teardown),
         cmocka_unit_test_setup_teardown(test_only_incomplete_is_fresh, setup, teardown),
         cmocka_unit_test_setup_teardown(test_damaged_passed_over, setup, teardown),
         cmocka_unit_test_setup_teardown(test_joining_rank_is_told, setup, teardown),
