@@ -98,6 +98,7 @@ static void watch_elapsed(struct loop_op *op) {
     } else if (drain->watched != drain->progress && drain->stuck) {
         drain->stuck = false;
         lane->stuck_workers--;
+        lane_pump(lane);
     }
     drain->watched = drain->progress;
     loop_timer(drain_server(drain)->loop, &drain->watch,
@@ -403,7 +404,7 @@ static bool has_turn(const struct drain *drain) {
 /* An urgent drain begins whatever else is active: those that are write nothing as long as it waits. */
 static bool may_begin(const struct drain *drain) {
     bool room = has_turn(drain) || drain->part->urgent;
-    return room && drain->part->captured && !part_pointless(drain->part);
+    return room && !lane_silent(drain->lane) && drain->part->captured && !part_pointless(drain->part);
 }
 
 void lane_pump(struct lane *lane) {

@@ -349,6 +349,11 @@ static void holding_start(struct holding_request *request) {
     if (start_from_memory(request))
         return;
     if (!holding->copy) {
+        while (holding->next_lane < holding->job->lane_count &&
+               lane_silent(holding->job->lanes[holding->next_lane])) { /* perhaps a deeper one has it */
+            holding->problem = PROBLEM_NONE;
+            holding->last_error = lane_silent_problem(holding->job->lanes[holding->next_lane++], &holding->problem);
+        }
         if (holding->next_lane == holding->job->lane_count) {
             int error = holding->last_error ? holding->last_error : -ENOENT;
             request->problem = holding->problem;

@@ -499,6 +499,14 @@ void version_absent(struct version *version, uint32_t rank, const char *reason) 
 
 /* ---- questions ---- */
 
+uint32_t job_silent_lanes(const struct job *job) {
+    uint32_t silent = 0;
+    for (uint32_t i = 0; i < job->lane_count; i++)
+        if (lane_silent(job->lanes[i]))
+            silent |= 1u << i;
+    return silent;
+}
+
 int job_level_reached(struct job *job, struct version_id id, uint32_t rank, enum level level, bool whole_version,
                       struct problem *problem) {
     struct version *version = job_find_version(job, id);

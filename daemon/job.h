@@ -143,6 +143,8 @@ bool job_unsettled(struct job *job);
 bool job_completing(struct job *job);
 /* The word that its run is over is being written. */
 bool job_ending(struct job *job);
+/* A bit for each lane that stands still. */
+uint32_t job_silent_lanes(const struct job *job);
 /* Runs retention in a lane, now or after the sweep that runs. */
 void job_sweep(struct job *job, uint32_t lane);
 /* Drops finished versions beyond the bounds, and their cached bytes. */

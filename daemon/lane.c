@@ -125,6 +125,14 @@ void lane_error(struct lane *lane, const struct problem *problem) {
     log_error(lane->server->log, "%s tier=%s", problem_text(problem, problem->code), lane->config.name);
 }
 
+bool lane_silent(const struct lane *lane) { return lane->stuck_workers > 0; }
+
+int lane_silent_problem(const struct lane *lane, struct problem *problem) {
+    return problem_set(problem, -ETIMEDOUT,
+                       "tier %s: %s does not answer: see to its file system; what waits for it goes on by itself then",
+                       lane->config.name, lane->tier->root);
+}
+
 void lane_tell_remade(struct lane *lane) {
     uint64_t remade = lane->tier->counters.remade;
     if (lane->remade == remade)

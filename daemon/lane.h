@@ -59,6 +59,10 @@ void lane_free(struct lane *lane);
 
 /* Remembers and logs an error of this lane. */
 void lane_error(struct lane *lane, const struct problem *problem);
+/* Does it stand still? Nothing new is asked of it then, until what is stuck there returns. */
+bool lane_silent(const struct lane *lane);
+/* -ETIMEDOUT, and the sentence. */
+int lane_silent_problem(const struct lane *lane, struct problem *problem);
 /* Tells if the tier had to make its root again: what it held is lost. */
 void lane_tell_remade(struct lane *lane);
 /* May `bytes` be written now? False: the limiter's timer will pump the lane again. */

@@ -14,6 +14,8 @@
 #define LEFTOVERS_MAX 4 /* versions per tier that an opening tries to complete */
 #define SETTLE_LOOK_MS 20
 #define HELD_RETRY_MS 200
+#define EXPIRY_MARGIN_MS 1000
+#define IMPATIENT_MS 200
 #define DYING_MS 3000 /* a process that was just killed takes a moment to give its memory back */
 
 struct opening {
@@ -35,11 +37,42 @@ struct opening {
     struct opening_result opened;
     struct lane *lane; /* keeps a lane that came with the job until the job has it */
     struct catalog catalogs[LANES_MAX];
+
+    struct loop_op expiry; /* a tier may not answer: the client gets its answer in time all the same */
+    bool answered, over;
 };
+
+static void opening_free(struct opening *opening) {
+    struct session *session = opening->session;
+    free(opening);
+    session_unhold(session);
+}
+
+/* What is in flight goes on, and is cleared away when it comes back. */
+static void opening_expired(struct loop_op *op) {
+    struct opening *opening = CONTAINER_OF(op, struct opening, expiry);
+    if (opening->over) {
+        opening_free(opening);
+        return;
+    }
+    struct problem problem = PROBLEM_NONE;
+    struct job *job = opening->job;
+    uint32_t silent = job ? job_silent_lanes(job) : 0;
+    for (uint32_t i = 0; i < LANES_MAX; i++)
+        if (silent & 1u << i)
+            lane_silent_problem(job->lanes[i], &problem);
+    problem_set(&problem, -ETIMEDOUT, "%s did not answer in time: is its file system hanging?",
+                job ? job->lanes[job->decider]->tier->root : opening->lane_config.path);
+    opening->answered = true;
+    session_error(opening->session, opening->request.serial, CODE_E_TIMEOUT, &problem);
+    session_open_failed(opening->session);
+}
+
+static bool nobody_waits(const struct opening *opening) { return opening->answered || session_gone(opening->session); }
 
 static void opening_end(struct opening *opening, enum code code) {
     struct session *session = opening->session;
-    if (code != CODE_OK) {
+    if (code != CODE_OK && !opening->answered) {
         session_error(session, opening->request.serial, code, &opening->problem);
         session_open_failed(session);
     }
@@ -50,8 +83,11 @@ static void opening_end(struct opening *opening, enum code code) {
     struct server *server = opening->server;
     for (uint32_t i = 0; i < LANES_MAX; i++)
         catalog_deinit(&opening->catalogs[i]);
-    free(opening);
-    session_unhold(session);
+    opening->over = true;
+    if (loop_op_busy(&opening->expiry))
+        loop_cancel(server->loop, &opening->expiry);
+    else
+        opening_free(opening);
     server_settled(server);
 }
 
@@ -173,7 +209,7 @@ static void claim_done(struct loop_op *op) {
     struct opening *opening = CONTAINER_OF(op, struct opening, op);
     struct server *server = opening->server;
     TAILQ_REMOVE(&opening->job->openings, opening, link);
-    if (session_gone(opening->session)) {
+    if (nobody_waits(opening)) {
         opening_end(opening, CODE_E_UNREACHABLE);
         return;
     }
@@ -247,7 +283,7 @@ static bool rank_opens(const struct opening *opening) {
 static void settle(struct opening *opening) {
     struct server *server = opening->server;
     uint64_t now = loop_now(server->loop);
-    if (session_gone(opening->session)) {
+    if (nobody_waits(opening)) {
         opening_end(opening, CODE_E_UNREACHABLE);
         return;
     }
@@ -271,6 +307,10 @@ static void settle(struct opening *opening) {
         retry_in(opening, SETTLE_LOOK_MS);
         return;
     }
+    if (job_silent_lanes(opening->job)) { /* it would be stuck there, too */
+        retry_in(opening, HELD_RETRY_MS);
+        return;
+    }
     if (rank_opens(opening)) {
         if (now < opening->deadline_ns) {
             retry_in(opening, SETTLE_LOOK_MS);
@@ -286,7 +326,7 @@ static void settle(struct opening *opening) {
     opening->nonce = server_nonce(server);
     opening->reap = !rank_active(opening);
     TAILQ_INSERT_TAIL(&opening->job->openings, opening, link);
-    loop_work(server->loop, &opening->op, opening->job->lanes[opening->job->decider]->group, claim_work, claim_done);
+    loop_work(server->loop, &opening->op, server->across, claim_work, claim_done);
 }
 
 /* ---- lane ---- */
@@ -341,6 +381,12 @@ static void lane_done(struct loop_op *op) {
     have_lane(opening);
 }
 
+/* Before the client's deadline, so that it hears why. One that hardly waits comes back to ask again. */
+static uint64_t expiry_ms(uint64_t deadline_ms) {
+    return deadline_ms < IMPATIENT_MS ? deadline_ms + EXPIRY_MARGIN_MS
+                                      : deadline_ms - min_u64(deadline_ms / 4, EXPIRY_MARGIN_MS);
+}
+
 int opening_start(struct session *session, const struct opening_request *request) {
     struct opening *opening = calloc(1, sizeof *opening);
     if (!opening)
@@ -350,15 +396,17 @@ int opening_start(struct session *session, const struct opening_request *request
     opening->session = session;
     opening->server = server;
     opening->request = *request;
-    opening->deadline_ns = now + request->deadline_ms * NANOSECONDS_PER_MS;
+    uint64_t expiry_ns = now + expiry_ms(request->deadline_ms) * NANOSECONDS_PER_MS;
+    opening->deadline_ns = min_u64(now + request->deadline_ms * NANOSECONDS_PER_MS, expiry_ns);
     opening->dying_ns = now + DYING_MS * NANOSECONDS_PER_MS;
     opening->settle_ns = now + server->config->settle_ms * NANOSECONDS_PER_MS;
     session_hold(session);
+    loop_timer(server->loop, &opening->expiry, expiry_ns, opening_expired);
     if (!*request->directory || lane_find(server, request->directory)) {
         have_lane(opening);
         return 0;
     }
     config_tier_default("parallel", request->directory, LEVEL_GLOBAL, &opening->lane_config);
-    loop_work(server->loop, &opening->op, server->names, lane_work, lane_done);
+    loop_work(server->loop, &opening->op, server->across, lane_work, lane_done);
     return 0;
 }

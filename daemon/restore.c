@@ -63,6 +63,7 @@ struct restore {
     struct loop_op op;
     uint32_t serial;
     struct message_restore_open request;
+    uint32_t silent; /* lanes that do not answer: they are left out */
     bool resumes;
     struct version_id resume;
     int result;
@@ -91,6 +92,8 @@ static int try_version(struct restore *restore, struct version_id id, struct pro
     struct job *job = restore->job;
     int result = TIER_E_ABSENT;
     for (uint32_t i = 0; i < job->lane_count; i++) {
+        if (restore->silent & 1u << i)
+            continue;
         struct tier *tier = job->lanes[i]->tier;
         int r =
             catalog_check_parts(tier, job->name, id, &restore->complete, &restore->text, &restore->text_size, problem);
@@ -118,6 +121,10 @@ static int all_versions(struct restore *restore, struct version_id **ret_ids, si
     int failed = 0;
     for (uint32_t i = 0; i < job->lane_count; i++) {
         struct catalog catalog;
+        if (restore->silent & 1u << i) {
+            failed = lane_silent_problem(job->lanes[i], &restore->problem);
+            continue;
+        }
         int r = catalog_scan(job->lanes[i]->tier, job->name, &catalog, &restore->problem);
         if (r < 0) {
             failed = r;
@@ -220,6 +227,8 @@ static bool pin_lanes(struct restore *restore) {
         struct tier *tier = restore->job->lanes[i]->tier;
         struct problem ignored = PROBLEM_NONE; /* without a pin it can be read, too */
         int64_t now_ns;
+        if (restore->silent & 1u << i)
+            continue;
         int r = tier_now(tier, &now_ns);
         if (r == 0)
             r = retention_pin(tier, restore->job->name, restore->id, name, (uint64_t)now_ns + PIN_EXPIRY_NS,
@@ -232,10 +241,26 @@ static bool pin_lanes(struct restore *restore) {
     return there;
 }
 
+/* What a tier that does not answer may hold can be newer, or what was asked for. */
+static void mind_the_silent(struct restore *restore) {
+    struct problem silence = PROBLEM_NONE;
+    for (uint32_t i = 0; i < restore->job->lane_count; i++)
+        if (restore->silent & 1u << i)
+            lane_silent_problem(restore->job->lanes[i], &silence);
+    if (!restore->result)
+        problem_set(&restore->warning, 0, "%s; it was not looked at", silence.text);
+    else if (restore->result == 1 || restore->result == -ENOENT) {
+        restore->problem = silence;
+        restore->result = silence.code;
+    }
+}
+
 static void open_run(struct loop_op *op) {
     struct restore *restore = CONTAINER_OF(op, struct restore, op);
     for (int i = 0; i < CHOICES_MAX; i++) {
         restore->result = choose(restore);
+        if (restore->silent)
+            mind_the_silent(restore);
         if (restore->result || pin_lanes(restore))
             return;
         /* It went to the trash between the choice and the pin: a newer one is complete, so choose again. */
@@ -266,7 +291,7 @@ static void renew_elapsed(struct loop_op *op) {
     if (restore->closed)
         restore_free(restore);
     else
-        loop_work(restore->server->loop, &restore->renew, restore->job->lanes[0]->group, renew_run, renew_done);
+        loop_work(restore->server->loop, &restore->renew, restore->server->across, renew_run, renew_done);
 }
 
 static void renew_start(struct restore *restore) {
@@ -343,7 +368,8 @@ int restore_open(struct session *session, uint32_t serial, uint32_t number,
     TAILQ_INIT(&restore->prefetches);
     session_hold(session);
     session_restore_opening(session, true);
-    loop_work(restore->server->loop, &restore->op, restore->job->lanes[0]->group, open_run, open_done);
+    restore->silent = job_silent_lanes(restore->job);
+    loop_work(restore->server->loop, &restore->op, restore->server->across, open_run, open_done);
     return 0;
 }
 
@@ -624,7 +650,7 @@ static void restore_free(struct restore *restore) {
         loop_op_busy(&restore->renew) || loop_op_busy(&restore->renew_timer))
         return;
     if (restore->pinned_lanes) {
-        loop_work(restore->server->loop, &restore->op, restore->job->lanes[0]->group, unpin_run, unpin_done);
+        loop_work(restore->server->loop, &restore->op, restore->server->across, unpin_run, unpin_done);
         return;
     }
     for (uint32_t i = 0; restore->holdings && i < restore->world; i++)

@@ -22,6 +22,7 @@
 #define PROBERS 2
 #define NAMES_WORKERS 8
 #define NAMES_WORKERS_MAX 32
+#define ACROSS_WORKERS 64
 
 /* ---- clients ---- */
 
@@ -263,6 +264,8 @@ int server_new(struct loop *loop, const struct config *config, struct log *log, 
     if (!r)
         r = devices_new(server, &server->devices);
     if (!r)
+        r = loop_group_new(loop, "across", ACROSS_WORKERS, ACROSS_WORKERS, &server->across);
+    if (!r)
         r = open_lanes(server, problem);
     if (r < 0) {
         problem_set(problem, r, "cannot start: %s", strerror(-r));
@@ -296,6 +299,8 @@ void server_free(struct server *server) {
         loop_group_free(server->probers);
     if (server->names)
         loop_group_free(server->names);
+    if (server->across)
+        loop_group_free(server->across);
     trace_free(server->trace);
     devices_free(server->devices);
     pool_free(server->pool);

@@ -74,7 +74,8 @@ struct server {
     struct loop_group *encoders;  /* compress */
     uint32_t encoding;            /* chunks that they have */
     struct loop_group *probers;   /* look whether a client's memory can be read; may get stuck there */
-    struct loop_group *names;     /* registrations, and opening tiers that come with a job */
+    struct loop_group *names;     /* registrations */
+    struct loop_group *across;    /* what looks at several tiers, or opens one: any of them may never answer */
     struct devices *devices;      /* GPUs */
     struct point_hook point_hook; /* of all its tiers */
     server_open_tier open_tier;

@@ -97,6 +97,7 @@ struct listing {
     size_t count;
     int result;
     struct problem problem;
+    uint32_t silent; /* lanes that do not answer */
 };
 
 static int compare_records(const void *a, const void *b) {
@@ -132,7 +133,8 @@ static void list_run(struct loop_op *op) {
     struct listing *listing = CONTAINER_OF(op, struct listing, op);
     struct job *job = listing->session->job;
     for (uint32_t i = 0; i < job->lane_count; i++) {
-        int r = list_tier(listing, job->lanes[i], job->name);
+        int r = listing->silent & 1u << i ? lane_silent_problem(job->lanes[i], &listing->problem)
+                                          : list_tier(listing, job->lanes[i], job->name);
         if (r < 0)
             listing->result = r;
     }
@@ -185,7 +187,8 @@ void session_handle_versions(struct session *session, uint32_t serial) {
     listing->serial = serial;
     session->suspended = true;
     session_hold(session);
-    loop_work(session->server->loop, &listing->op, session->job->lanes[0]->group, list_run, list_done);
+    listing->silent = job_silent_lanes(session->job);
+    loop_work(session->server->loop, &listing->op, session->server->across, list_run, list_done);
 }
 
 void session_handle_status(struct session *session, uint32_t serial) {

@@ -13,7 +13,8 @@
  * A directory on a POSIX file system, local or parallel. The root is opened once, and every path
  * is relative to that descriptor: if the root is renamed or something is mounted over it, a running
  * daemon goes on in the directory in which it began, and never splits a version over two. Only when
- * that directory was removed, with all it held, another is made in its place, on the same file system.
+ * that directory was removed, with all it held, another is made in its place, on the same file system;
+ * and when the file system's server has died, the root of the one that is mounted there next is taken.
  *
  * Data goes through a second descriptor with O_DIRECT where that works: a checkpoint that passes
  * through the page cache evicts the job's own input data, and its writeback arrives in bursts. What
@@ -27,6 +28,7 @@
 struct posix {
     int root_fd; /* this number for good, whatever it refers to */
     char root[TIER_PATH_MAX];
+    uint64_t type; /* of its file system */
     unsigned capabilities;
     mode_t directory_mode, file_mode;
     char clock_file[32]; /* touched to read the file system's clock; one for each user */
@@ -75,16 +77,34 @@ static bool make_root_again(const struct posix *posix) {
            dup3(fd, posix->root_fd, O_CLOEXEC) >= 0;
 }
 
+static bool root_is_cut_off(int error) { return error == ENOTCONN || error == ESTALE; }
+
+/* The file system's server died, or forgot us, and it was mounted again: what is there now is the root, if it is of
+ * the same kind. */
+static bool open_root_again(const struct posix *posix) {
+    struct stat status;
+    struct statfs file_system;
+    if (fstat(posix->root_fd, &status) == 0 || !root_is_cut_off(errno))
+        return false;
+    CLEANUP(closep) int fd = open(posix->root, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    return fd >= 0 && fstatfs(fd, &file_system) == 0 && ((uint64_t)file_system.f_type & 0xffffffff) == posix->type &&
+           dup3(fd, posix->root_fd, O_CLOEXEC) >= 0;
+}
+
 static int posix_make_directory(void *self, const char *path) {
     struct posix *posix = self;
     if (mkdirat(posix->root_fd, path, posix->directory_mode) == 0)
         return 0;
-    if (errno == EEXIST)
-        return TIER_E_EXISTS;
     int error = errno;
-    if (error != ENOENT || !make_root_again(posix))
+    if (error == EEXIST)
+        return TIER_E_EXISTS;
+    if (error == ENOENT && make_root_again(posix))
+        return mkdirat(posix->root_fd, path, posix->directory_mode) == 0 ? TIER_E_REMADE : -errno;
+    if (!root_is_cut_off(error) || !open_root_again(posix))
         return -error;
-    return mkdirat(posix->root_fd, path, posix->directory_mode) == 0 ? TIER_E_REMADE : -errno;
+    if (mkdirat(posix->root_fd, path, posix->directory_mode) == 0)
+        return 0;
+    return errno == EEXIST ? TIER_E_EXISTS : -errno;
 }
 
 /* The same open file description's file once more, with O_DIRECT; by /proc, so that a rename in
@@ -256,7 +276,11 @@ static int posix_remove_directory(void *self, const char *path) {
 }
 
 static int open_directory(const struct posix *posix, const char *path) {
-    return openat(posix->root_fd, path_or_root(path), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int flags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+    int fd = openat(posix->root_fd, path_or_root(path), flags);
+    if (fd < 0 && root_is_cut_off(errno) && open_root_again(posix))
+        fd = openat(posix->root_fd, path_or_root(path), flags);
+    return fd;
 }
 
 static int posix_sync_directory(void *self, const char *path) {
@@ -449,6 +473,7 @@ int tier_posix_new(const struct tier_posix_options *options, struct tier **ret_t
     if (!posix)
         return -ENOMEM;
     strcpy(posix->root, root);
+    posix->type = type;
     posix->capabilities = capabilities;
     posix->directory_mode = directory_mode;
     posix->file_mode = options->file_mode ? options->file_mode : 0666;
