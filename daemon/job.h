@@ -13,7 +13,7 @@
 #include "tiers/retention.h"
 
 #define JOB_VERSIONS_WITH_PARTS 4 /* finished ones whose parts (cached bytes) are kept */
-#define JOB_VERSIONS_MAX 1024     /* records kept for late questions */
+#define JOB_VERSIONS_MAX 256      /* records kept for late questions */
 
 TAILQ_HEAD(part_list, part);
 TAILQ_HEAD(version_list, version);
