@@ -68,7 +68,9 @@ static void opening_expired(struct loop_op *op) {
     session_open_failed(opening->session);
 }
 
-static bool nobody_waits(const struct opening *opening) { return opening->answered || session_gone(opening->session); }
+static bool nobody_waits(const struct opening *opening) {
+    return opening->answered || session_hung_up(opening->session);
+}
 
 static void opening_end(struct opening *opening, enum code code) {
     struct session *session = opening->session;

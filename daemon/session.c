@@ -162,6 +162,11 @@ void session_unhold(struct session *session) {
 }
 
 uint32_t session_rank(const struct session *session) { return session->rank; }
+bool session_hung_up(const struct session *session) {
+    struct pollfd ends = {.fd = session->fd, .events = POLLRDHUP};
+    return session->ended || (poll(&ends, 1, 0) == 1 && ends.revents & (POLLRDHUP | POLLHUP | POLLERR));
+}
+
 bool session_gone(const struct session *session) { return session->ended; }
 bool session_sending(const struct session *session) { return session->queued > 0; }
 struct server *session_server(struct session *session) {

@@ -58,6 +58,8 @@ void session_send_segment(struct session *session, uint32_t segment);
 struct server *session_server(struct session *session);
 struct job *session_job(struct session *session);
 uint32_t session_rank(const struct session *session);
+/* Also before its end was received: nothing is received while a request is being worked on. */
+bool session_hung_up(const struct session *session);
 bool session_gone(const struct session *session);
 /* Answers are still on their way to the client. */
 bool session_sending(const struct session *session);
