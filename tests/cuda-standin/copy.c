@@ -51,7 +51,7 @@ CUresult copy_run(const struct operation *operation) {
     if (operation->poison_late)
         error = side_fill(to, operation->width, operation->height, POISON_PENDING, side_resolve_locked);
     for (size_t row = 0; row < operation->height && !error; row++) {
-        for (size_t done = 0, length, to_length; done < operation->width; done += length) {
+        for (size_t done = 0, length = 0, to_length; done < operation->width; done += length) {
             const char *source = side_resolve_locked(from, from->address + row * from->pitch + done, &length);
             char *destination = side_resolve_locked(to, to->address + row * to->pitch + done, &to_length);
             if (!source || !destination)
