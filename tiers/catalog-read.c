@@ -88,6 +88,13 @@ static const char *misplaced(const struct manifest_summary *summary, const char 
     return strcmp(summary->data_file, data_name) == 0 ? NULL : "it names a data file that is not its own";
 }
 
+static bool is_gone(struct tier *tier, const char *escaped, struct version_id version, const char *name) {
+    char path[TIER_PATH_MAX];
+    struct tier_entry ignored;
+    layout_file(escaped, version, name, path);
+    return tier_stat(tier, path, &ignored) == TIER_E_ABSENT;
+}
+
 int catalog_read_manifest(struct tier *tier, const char *job, struct version_id version, uint32_t rank,
                           struct manifest *ret_manifest, struct problem *problem) {
     char escaped[256], name[32], path[TIER_PATH_MAX];
@@ -113,6 +120,8 @@ int catalog_read_manifest(struct tier *tier, const char *job, struct version_id 
         struct tier_entry entry;
         layout_file(escaped, version, manifest.summary.data_file, path);
         r = tier_stat(tier, path, &entry);
+        if (r == TIER_E_ABSENT && is_gone(tier, escaped, version, name)) /* removed since it was read */
+            return TIER_E_ABSENT;
         if (r == TIER_E_ABSENT)
             return bad(problem, tier, path, -EBADMSG, "the data file is missing");
         if (r)
@@ -174,10 +183,7 @@ static int check_part(const struct check *check, const struct complete_part *par
 
 /* What is missing may have been removed since complete.json was read, which goes first. */
 static bool was_removed(const struct check *check) {
-    char path[TIER_PATH_MAX];
-    struct tier_entry ignored;
-    layout_file(check->escaped, check->version, "complete.json", path);
-    return tier_stat(check->tier, path, &ignored) == TIER_E_ABSENT;
+    return is_gone(check->tier, check->escaped, check->version, "complete.json");
 }
 
 int catalog_check_parts(struct tier *tier, const char *job, struct version_id version, struct complete *ret_complete,

@@ -497,6 +497,29 @@ static int list_then_remove(void *self, const char *path, struct tier_entries *r
     return r;
 }
 
+static int remove_then_stat(void *self, const char *path, struct tier_entry *ret_entry) {
+    struct tier_entries ignored = {0};
+    if (strstr(path, "rank-00001.safetensors"))
+        assert_int_equal(remove_then_list(self, path, &ignored), TIER_E_ABSENT);
+    return real_ops->stat(self, path, ret_entry);
+}
+
+static void test_removed_while_read(void **state) {
+    struct fixture *fixture = *state;
+    struct tier *tier = fixture->tier;
+    struct tier_ops ops = *tier->ops;
+    struct manifest manifest;
+    struct problem problem = PROBLEM_NONE;
+    real_ops = tier->ops;
+    make_version(tier, (struct version_id){1, 1}, 2);
+    ops.stat = remove_then_stat;
+    tier->ops = &ops;
+    assert_int_equal(catalog_read_manifest(tier, TEST_JOB, (struct version_id){1, 1}, 1, &manifest, &problem),
+                     TIER_E_ABSENT);
+    assert_string_equal(problem.text, "");
+    tier->ops = real_ops;
+}
+
 static void test_removed_while_checked(void **state) {
     struct fixture *fixture = *state;
     struct tier *tier = fixture->tier;
@@ -532,6 +555,7 @@ int main(void) {
         BOTH(test_reap_spares_others),
         BOTH(test_prune),
         BOTH(test_removed_while_checked),
+        BOTH(test_removed_while_read),
         cmocka_unit_test(test_fail_everywhere),
         cmocka_unit_test_setup_teardown(test_two_daemons, setup, teardown),
     };
