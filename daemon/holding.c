@@ -120,6 +120,10 @@ static void open_run(struct loop_op *op) {
     char path[TIER_PATH_MAX];
     int r = catalog_read_manifest(tier, holding->job->name, holding->version, holding->rank, &holding->open_manifest,
                                   &holding->open_problem);
+    if (!r && holding->open_manifest.summary.absent) { /* a step that was missed, and saved after all to fewer tiers */
+        manifest_deinit(&holding->open_manifest);
+        r = TIER_E_ABSENT;
+    }
     if (!r && !digest_equal(&holding->open_manifest.summary.image_digest, &holding->image_digest)) {
         r = problem_set(&holding->open_problem, -EBADMSG,
                         "tier %s: the part of rank %u is not the one that the version's index describes", tier->name,
