@@ -407,3 +407,22 @@ unsigned crews_verify(struct tier *local, struct tier *parallel, uint64_t except
     }
     return count;
 }
+
+static uint64_t newest_in(struct tier *tier, unsigned crew) {
+    struct catalog catalog;
+    uint64_t newest = 0;
+    if (catalog_scan(tier, crew_job(crew), &catalog, NULL) < 0)
+        return 0;
+    for (size_t i = 0; i < catalog.version_count; i++)
+        if (catalog.versions[i].complete && catalog_check(tier, crew_job(crew), catalog.versions[i].id, NULL) == 0)
+            newest = crew_pack(catalog.versions[i].id);
+    catalog_deinit(&catalog);
+    return newest;
+}
+
+bool crews_lost(struct tier *local, struct tier *parallel) {
+    for (unsigned crew = 0; crew < CREWS; crew++)
+        if (max_u64(newest_in(local, crew), newest_in(parallel, crew)) < crew_durable(crew, CKPT_LOCAL))
+            return true;
+    return false;
+}

@@ -51,3 +51,5 @@ void crews_reap(void);
 /* No daemon runs: every complete version in both tiers is whole, and what was reported durable at a level is there, or
  * newer. `except` (packed; 0: none) was damaged on purpose in the tier local. Returns how many versions it has read. */
 unsigned crews_verify(struct tier *local, struct tier *parallel, uint64_t except);
+/* Something that was reported durable is in neither tier, nor anything newer, or it cannot be looked for. */
+bool crews_lost(struct tier *local, struct tier *parallel);
