@@ -37,6 +37,7 @@ struct claim {
     char job[256];            /* escaped */
     struct catalog *catalogs; /* [tier_count] */
     struct problem *problem;
+    bool unsure; /* publishing failed, perhaps after the link */
 };
 
 static struct catalog *decider_catalog(const struct claim *claim) {
@@ -278,7 +279,7 @@ static uint64_t next_generation(const struct claim *claim, const struct catalog_
     return next;
 }
 
-static int publish(const struct claim *claim, const struct run_record *record) {
+static int publish(struct claim *claim, const struct run_record *record) {
     struct tier *decider = claim->request->decider;
     char directory[TIER_PATH_MAX], path[TIER_PATH_MAX + 8], temporary[TIER_PATH_MAX + 32];
     layout_generation(claim->job, record->generation, directory);
@@ -294,6 +295,7 @@ static int publish(const struct claim *claim, const struct run_record *record) {
     if (r)
         return tier_problem(claim->problem, decider, r, "write", path);
     r = tier_publish_once(decider, path, temporary, text, length, POINT_RUN_WRITTEN);
+    claim->unsure = r < 0;
     return r < 0 ? tier_problem(claim->problem, decider, r, "publish", path) : r;
 }
 
@@ -408,12 +410,19 @@ int claim_run(const struct claim_request *request, struct claim_result *ret_resu
     if (!claim.catalogs)
         return -ENOMEM;
     struct claim_result result;
-    bool retry = false;
+    bool retry = false, again = false;
     for (int i = 0; i < CLAIM_ATTEMPTS_MAX; i++) {
         result = (struct claim_result){0};
         r = attempt(&claim, &result, &retry);
-        if (r != ATTEMPT_LOST)
+        /* The record may stand there, and would hold the job for a run that was told it has failed. The second
+         * time finds it and joins, if the error has passed. */
+        bool look_again = r < 0 && claim.unsure && !again;
+        if (r != ATTEMPT_LOST && !look_again)
             break;
+        again = again || look_again;
+        claim.unsure = false;
+        if (look_again && problem)
+            *problem = PROBLEM_NONE;
     }
     forget(&claim);
     free(claim.catalogs);
