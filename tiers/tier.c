@@ -293,7 +293,12 @@ int tier_write_file(struct tier *tier, const char *path, const void *data, size_
     int r = tier_create(tier, path, 0, &file);
     if (r)
         return r;
+    uint64_t length = size;
     r = tier_write(&file, data, size, 0);
+    if (r == 0)
+        r = tier_length(&file, &length);
+    if (r == 0 && length != size) /* as with data: what the file system says it holds is what was written */
+        r = -EIO;
     if (r == 0)
         r = tier_sync(&file);
     int closed = tier_close(&file);

@@ -400,6 +400,16 @@ static void test_posix_strangers(void **state) {
     sandbox_deinit(&sandbox);
 }
 
+/* A write that stored less than it said. */
+static void test_small_file_is_measured(void **state) {
+    (void)state;
+    struct tier *tier = fails(new_mem("m"), "write:1:short");
+    assert_int_equal(tier_write_file(tier, "f", "twelve bytes", 12), -EIO);
+    struct tier_entry entry;
+    assert_int_equal(tier_stat(tier, "f", &entry), TIER_E_ABSENT);
+    tier_free(tier);
+}
+
 static void test_posix_new(void **state) {
     struct sandbox sandbox;
     sandbox_init(&sandbox);
@@ -617,6 +627,7 @@ int main(void) {
         CONFORMANCE("delay and fault around mem"),
         cmocka_unit_test(test_door),
         cmocka_unit_test(test_posix_strangers),
+        cmocka_unit_test(test_small_file_is_measured),
         cmocka_unit_test(test_posix_new),
         cmocka_unit_test(test_posix_removed),
         cmocka_unit_test(test_posix_full),
