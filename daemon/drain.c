@@ -20,6 +20,7 @@
 #include <errno.h>
 
 #define DRAIN_TRIES 4
+#define WRITE_STALLS_MAX 4
 #define DRAIN_ACTIVE_MIN 2 /* drains of one lane at a time, at least */
 
 enum drain_state { DRAIN_WAITING, DRAIN_BEGINNING, DRAIN_WRITING, DRAIN_FINISHING, DRAIN_ABANDONING, DRAIN_PAUSED };
@@ -39,6 +40,7 @@ struct slot {
     uint64_t submitted_ns; /* to the encoders, or to the tier */
     uint64_t offset;
     uint64_t length, done; /* to be written, padded; written */
+    unsigned stalls;       /* writes in a row that brought it no block further */
     struct loop_op op;
     struct holding_request fetch;
 };
@@ -463,10 +465,17 @@ static void slot_written(struct loop_op *op) {
         slot_failed(slot, op->result < 0 ? (int)op->result : -EIO);
         return;
     }
+    uint64_t before = slot->done;
     slot->done += (uint64_t)op->result;
     if (slot->done < slot->length) {
         slot->done &= ~(uint64_t)(TIER_ALIGNMENT - 1); /* keep to whole blocks */
-        slot_submit(slot);
+        slot->stalls = slot->done > before ? 0 : slot->stalls + 1;
+        if (slot->stalls < WRITE_STALLS_MAX) { /* as a rule the next one says what is wrong */
+            slot_submit(slot);
+        } else {
+            drain->lane->writing--;
+            slot_failed(slot, -EIO);
+        }
         return;
     }
     /* Encoded ones come as the encoder makes them: they do not tell how fast the tier can be. */
@@ -566,6 +575,7 @@ static void place_ready(struct drain *drain) {
             slot->offset = drain->file_end;
             slot->length = align_up(slot->stored_length, TIER_ALIGNMENT);
             slot->done = 0;
+            slot->stalls = 0;
             slot->submitted_ns = loop_now(drain_server(drain)->loop);
             drain->file_end += slot->length;
             drain->placed++;

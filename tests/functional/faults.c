@@ -88,6 +88,17 @@ static void every_write_fails(void) {
     CHECK_OK(ckpt_close(c));
 }
 
+/* Every write stores half of what it was asked to: the last block is never whole, and the drain gives up. */
+static void every_write_is_short(void) {
+    configure(&(struct settings){.local = "fault = write:2:short+", .no_parallel = true});
+    daemon_start();
+    ckpt *c = open_protected("short");
+    save_words(c, 1);
+    CHECK_IS(CKPT_E_IO, ckpt_wait(c, 1, CKPT_LOCAL, CKPT_VERSION, PATIENCE_MS));
+    CHECK_SAYS("tier local: cannot write");
+    CHECK_OK(ckpt_close(c));
+}
+
 /* A tier that flips bits on the way to the disk: the digest finds it, the next tier has the right ones. */
 static void flipped_bits_are_never_restored(void) {
     configure(&(struct settings){.local = "fault = read:1:flip+\nkeep = 10"});
@@ -151,8 +162,11 @@ static void crash_at_every_commit_point(void) {
 
 int main(int argc, char **argv) {
     const struct test tests[] = {
-        TEST(one_error_is_retried),        TEST(full_disk),
-        TEST(every_write_fails),           TEST(flipped_bits_are_never_restored),
+        TEST(one_error_is_retried),
+        TEST(full_disk),
+        TEST(every_write_fails),
+        TEST(every_write_is_short),
+        TEST(flipped_bits_are_never_restored),
         TEST(crash_at_every_commit_point),
     };
     return tests_run(tests, ARRAY_SIZE(tests), argc, argv);
