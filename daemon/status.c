@@ -63,14 +63,15 @@ static json_t *damage_json(struct lane *lane) {
 
 static json_t *lane_json(struct lane *lane) {
     struct tier *tier = lane->tier;
-    return json_pack("{s:s, s:s, s:s, s:s, s:b, s:s, s:o, s:o, s:o, s:i, s:o, s:o, s:s, s:i, s:o, s:o}", "name",
+    return json_pack("{s:s, s:s, s:s, s:s, s:b, s:s, s:o, s:o, s:o, s:i, s:o, s:o, s:s, s:i, s:o, s:o, s:o}", "name",
                      tier->name, "level", level_name(tier->level), "kind", tier->ops->kind, "root", tier->root,
                      "from_job", lane->from_job, "codec", codec_name(lane->config.codec), "bytes_written",
                      number(tier->counters.bytes_written), "bytes_read", number(tier->counters.bytes_read),
                      "pending_bytes", number(lane->pending_bytes), "pending_parts", (int)lane->pending_parts,
                      "superseded", number(lane->superseded), "errors", number(lane->errors), "last_error",
                      lane->last_error.text, "stuck_workers", (int)lane->stuck_workers, "capabilities",
-                     capabilities_json(tier->capabilities), "damage", damage_json(lane));
+                     capabilities_json(tier->capabilities), "damage", damage_json(lane), "faults_fired",
+                     number(tier_fault_fired(tier)));
 }
 
 static json_t *session_json(const struct session_info *info) {

@@ -143,7 +143,7 @@ struct tier_fault_options {
     bool from_then_on;
 };
 int tier_fault_new(struct tier *inner, const struct tier_fault_options *options, struct tier **ret_tier) MUST_CHECK;
-/* How often it fired. */
+/* How often it fired; 0 of tiers that are none. */
 uint64_t tier_fault_fired(const struct tier *tier);
 /* Parses "write:3:eio", "any:7:enospc+" ('+': from then on), as in ckptd.conf. */
 int tier_fault_parse(const char *text, struct tier_fault_options *ret_options, struct problem *problem) MUST_CHECK;

@@ -15,7 +15,7 @@
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { SECONDS = 2 };
 #else
-enum { SECONDS = 8 };
+enum { SECONDS = 5 };
 #endif
 enum { REQUESTS = 1500, LIES_MAX = 40 };
 
