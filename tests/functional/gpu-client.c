@@ -464,6 +464,162 @@ static void restore_behind_a_stream(void) {
     finish();
 }
 
+/* ---- what fails ---- */
+
+/* The daemon may not have the device: the library copies, says why, and all is as ever. */
+static void must_push(const char *variable, const char *value, const char *says) {
+    configure(&(struct settings){.no_parallel = true});
+    gpu_begin();
+    daemon_start_with(variable, value);
+    struct gpu_memory weights = gpu_alloc(GPU_LEGACY, BYTES);
+    gpu_words_fill(weights.at, WORDS, 1);
+    ckpt *c = job_open("pushed");
+    protect_words(c, "weights", gpu_pointer(weights.at), WORDS, 0);
+    check_saved(c, 0, "weights", WORDS, 1);
+    const char *reason;
+    CHECK(pushes(c, &reason));
+    CLEANUP(freep) char *told = status_text("sessions.0.source.push_reason");
+    if (!strstr(reason, says) || !strstr(told, says))
+        FAIL("the program is told \"%s\", the operator \"%s\"", reason, told);
+    gpu_words_fill(weights.at, WORDS, 2);
+    check_saved(c, 1, "weights", WORDS, 2);
+    CHECK_OK(ckpt_close(c));
+    gpu_free(&weights);
+    finish();
+}
+
+static void daemon_without_a_driver(void) {
+    gpu_need_standin(); /* a real one is found without this variable, too */
+    must_push("LD_LIBRARY_PATH", "", "libcuda.so.1");
+}
+
+static void daemon_with_the_stub(void) {
+    gpu_need_standin();
+    must_push("CUDA_STANDIN_INIT", "34", "stub");
+}
+
+static void daemon_without_a_device(void) { must_push("CUDA_VISIBLE_DEVICES", "", "device"); }
+
+static void exclusive_device(void) {
+    gpu_need_standin();
+    gpu_settings("COMPUTE_MODE=3");
+    must_push(NULL, NULL, "compute mode 3");
+}
+
+/* A process sees one instance of a MIG device: the daemon that of the program, or another. */
+static void mig_instance_of_the_program(void) {
+    gpu_need_standin();
+    gpu_settings("MIG=1 DEVICES=2");
+    train(GPU_LEGACY, 4);
+}
+
+static void mig_instance_of_others(void) {
+    gpu_need_standin();
+    gpu_settings("MIG=1 DEVICES=2");
+    must_push("CUDA_VISIBLE_DEVICES", "1", "sees no device");
+}
+
+/* The daemon dies while the program's memory is on its way to it, by whichever way; the next one has the next save. */
+static void daemon_dies(enum gpu_kind kind, bool held) {
+    gpu_settings("DELAY_US=5000");
+    configure(&(struct settings){.no_parallel = true, .chunk = "256K"});
+    gpu_begin();
+    daemon_start();
+    struct gpu_memory weights = gpu_alloc(kind, BYTES);
+    CUstream stream;
+    void *words = NULL;
+    CU(gpu.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+    CU(gpu.cuMemHostAlloc(&words, BYTES, 0));
+    words_fill(words, WORDS, 2);
+    gpu_words_fill(weights.at, WORDS, 1);
+    ckpt *c = job_open("orphan");
+    protect_words(c, "weights", gpu_pointer(weights.at), WORDS, 0);
+    save_captured(c, 0);
+    struct ckpt_save_options options;
+    CKPT_INIT(options);
+    void *streams[] = {stream};
+    options.streams = streams;
+    options.stream_count = 1;
+    for (int i = 0; held && i < 40; i++) /* a long queue, behind which the daemon dies before the save begins */
+        CU(gpu.cuMemcpyHtoDAsync_v2(weights.at, words, BYTES, stream));
+    CHECK_OK(ckpt_save(c, 1, &options));
+    daemon_kill();
+    int fenced = ckpt_fence(c, CKPT_DEFAULT_TIMEOUT);
+    CHECK(fenced == CKPT_E_LOST || fenced == CKPT_E_UNREACHABLE || (fenced == CKPT_OK && !gpu_is_standin()));
+    CU(gpu.cuStreamSynchronize(stream)); /* the context is well */
+    gpu_words_check(weights.at, WORDS, held ? 2 : 1);
+    daemon_start();
+    gpu_words_fill(weights.at, WORDS, 3);
+    check_saved(c, 2, "weights", WORDS, 3);
+    CHECK_OK(ckpt_close(c));
+    CU(gpu.cuMemFreeHost(words));
+    CU(gpu.cuStreamDestroy_v2(stream));
+    gpu_free(&weights);
+    finish();
+}
+
+static void daemon_dies_in_a_capture(void) { daemon_dies(GPU_LEGACY, false); }
+static void daemon_dies_in_a_push(void) { daemon_dies(GPU_CLOSED, false); }
+static void daemon_dies_in_a_held_save(void) { daemon_dies(GPU_MAPPED, true); }
+
+/* The program's context is spoiled: its saves fail with the driver's sentence, what it saved before stays. */
+static void program_spoils_its_context(void) {
+    gpu_need_standin();
+    gpu_settings("LEAKS=report");
+    configure(&(struct settings){.no_parallel = true});
+    gpu_begin();
+    daemon_start();
+    struct gpu_memory weights = gpu_alloc(GPU_LEGACY, BYTES);
+    gpu_words_fill(weights.at, WORDS, 1);
+    ckpt *c = job_open("spoiled");
+    protect_words(c, "weights", gpu_pointer(weights.at), WORDS, 0);
+    check_saved(c, 0, "weights", WORDS, 1);
+    gpu_fault("functional-gpu-client/run:1=700");
+    CHECK(gpu.cuMemsetD8_v2(weights.at, 0, BYTES) != CUDA_SUCCESS || gpu.cuCtxSynchronize() != CUDA_SUCCESS);
+    gpu_fault(NULL);
+    int r = ckpt_save(c, 1, NULL);
+    CHECK_IS(CKPT_E_LOST, r == CKPT_OK ? ckpt_fence(c, CKPT_DEFAULT_TIMEOUT) : r);
+    CHECK_SAYS("700");
+    ckpt_restore *restore = restore_step(c, 0);
+    restore_words_check(restore, "weights", WORDS, 1);
+    ckpt_restore_close(restore);
+    (void)ckpt_close(c);
+    daemon_stop();
+}
+
+/* A fence that gives up on a stuck device: the version never exists, and the program goes on. */
+static void fence_of_a_stuck_device(void) {
+    gpu_need_standin();
+    gpu_settings("LEAKS=report");
+    configure(&(struct settings){.no_parallel = true, .deadlines = "device_s = 1"});
+    gpu_begin();
+    daemon_start();
+    struct gpu_memory weights = gpu_alloc(GPU_LEGACY, BYTES);
+    gpu_words_fill(weights.at, WORDS, 1);
+    ckpt *c = job_open("stuck");
+    protect_words(c, "weights", gpu_pointer(weights.at), WORDS, 0);
+    check_saved(c, 0, "weights", WORDS, 1);
+    gpu_fault("ckptd/cuMemcpyDtoHAsync_v2:1=hang");
+    CHECK_OK(ckpt_save(c, 1, NULL));
+    CHECK_IS(CKPT_E_TIMEOUT, ckpt_fence(c, 200));
+    gpu_words_fill(weights.at, WORDS, 2); /* the memory is the program's again */
+    EVENTUALLY(status_number("cuda.devices.0.stuck") == 1);
+    gpu_fault(NULL);
+    gpu_unhang();
+    EVENTUALLY(status_number("cuda.devices.0.stuck") == 0);
+    check_saved(c, 2, "weights", WORDS, 2);
+    struct ckpt_restore_options options;
+    CKPT_INIT(options);
+    options.which = CKPT_RESTORE_STEP;
+    options.step = 1;
+    ckpt_restore *none;
+    CHECK_IS(CKPT_E_NOT_FOUND, ckpt_restore_open(c, &options, &none));
+    CHECK_OK(ckpt_close(c));
+    gpu_free(&weights);
+    daemon_stop();
+    gpu_end();
+}
+
 static const struct test tests[] = {
     TEST(thousand_saves),
     TEST(legacy_memory),
@@ -482,6 +638,17 @@ static const struct test tests[] = {
     TEST(two_devices),
     TEST(two_trainers_on_one_device),
     TEST(restore_behind_a_stream),
+    TEST(daemon_without_a_driver),
+    TEST(daemon_with_the_stub),
+    TEST(daemon_without_a_device),
+    TEST(exclusive_device),
+    TEST(mig_instance_of_the_program),
+    TEST(mig_instance_of_others),
+    TEST(daemon_dies_in_a_capture),
+    TEST(daemon_dies_in_a_push),
+    TEST(daemon_dies_in_a_held_save),
+    TEST(program_spoils_its_context),
+    TEST(fence_of_a_stuck_device),
 };
 
 int main(int argc, char **argv) { return tests_run(tests, ARRAY_SIZE(tests), argc, argv); }
