@@ -24,13 +24,31 @@ int devices_result(const struct devices *devices, CUresult result, const char *w
     return error_set(CKPT_E_LOST, "%s", problem_text(&problem, r));
 }
 
+/* While some thread of the program captures a graph, a call that might disturb a capture is refused in all threads that
+ * have not said otherwise, and spoils the graph. Ours touch nothing of the program's streams, so we say so, for as
+ * long as we are inside. */
+static __thread struct {
+    unsigned depth;
+    CUstreamCaptureMode theirs;
+} inside;
+
+static int context_enter(const struct devices *devices, CUcontext context) {
+    int r = devices_result(devices, devices->cuda.cuCtxPushCurrent_v2(context), "cuCtxPushCurrent");
+    if (r < 0 || inside.depth++ > 0)
+        return r;
+    inside.theirs = CU_STREAM_CAPTURE_MODE_RELAXED;
+    (void)devices->cuda.cuThreadExchangeStreamCaptureMode(&inside.theirs);
+    return CKPT_OK;
+}
+
 int device_enter(const struct devices *devices, int device) {
-    return devices_result(devices, devices->cuda.cuCtxPushCurrent_v2(devices->items[device].context),
-                          "cuCtxPushCurrent");
+    return context_enter(devices, devices->items[device].context);
 }
 
 void device_leave(const struct devices *devices) {
     CUcontext context;
+    if (--inside.depth == 0)
+        (void)devices->cuda.cuThreadExchangeStreamCaptureMode(&inside.theirs);
     (void)devices->cuda.cuCtxPopCurrent_v2(&context);
 }
 
@@ -111,7 +129,7 @@ static int stream_enter(struct devices *devices, CUstream stream, int *ret_devic
     CUdevice device;
     int r = devices_result(devices, cuda->cuStreamGetCtx(stream, &context), "save: a stream of no context");
     if (r == CKPT_OK)
-        r = devices_result(devices, cuda->cuCtxPushCurrent_v2(context), "cuCtxPushCurrent");
+        r = context_enter(devices, context);
     if (r < 0)
         return r;
     r = devices_result(devices, cuda->cuCtxGetDevice(&device), "cuCtxGetDevice");

@@ -7,7 +7,7 @@
  * in this process; what the daemon is told is its UUID.
  *
  * Every call into the driver happens with the device's context pushed (device_enter), and leaves the
- * program's own current context as it was.
+ * program's own current context as it was; no graph that the program captures meanwhile is disturbed.
  */
 
 #include "base/cuda.h"
