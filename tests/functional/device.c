@@ -436,7 +436,7 @@ static void trainer_killed(void) {
 
 static void daemon_killed(void) {
     struct trainer trainer;
-    begin(&(struct settings){.device = "piece = 256K"}, "DELAY_US=1000");
+    begin(&(struct settings){.device = "piece = 256K"}, "DELAY_US=50000");
     trainer_open(&trainer, "unharmed");
     CUdeviceptr pointer = add_legacy(&trainer, 1 << 17);
     CHECK(trainer_register(&trainer) == 0);

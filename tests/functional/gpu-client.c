@@ -106,8 +106,9 @@ static void thousand_saves(void) {
         gpu_words_fill(mapped.at, COUNT, step + saves);
         CHECK_OK(ckpt_save(c, step, NULL));
     }
+    CHECK_OK(ckpt_wait(c, saves - 1, CKPT_LOCAL, CKPT_VERSION, CKPT_DEFAULT_TIMEOUT));
     for (uint64_t step = 0; step < saves; step++) {
-        CHECK_OK(ckpt_wait(c, step, CKPT_LOCAL, CKPT_VERSION, CKPT_DEFAULT_TIMEOUT));
+        EVENTUALLY(file_exists(test_path("local/thousand/1/%ju/complete.json", (uintmax_t)step)));
         /* Read as what it is, a safetensors file: a restore of each would take longer than the saves. */
         size_t size;
         CLEANUP(freep)
