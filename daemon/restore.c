@@ -197,7 +197,7 @@ static int choose(struct restore *restore) {
         return problem_set(
             &restore->problem, -ENOENT,
             "job %s goes on from version %llu/%llu, as was decided on %s, but no tier of this node has it: "
-            "start this rank where it is, or copy it there with ckptctl drain and start again",
+            "start this rank where it is, or copy it to where all nodes see it with ckptctl drain --wait",
             restore->job->name, (unsigned long long)id.generation, (unsigned long long)id.step, restore->job->run.host);
     if (r == TIER_E_ABSENT)
         return problem_set(&restore->problem, -ENOENT, "job %s has no complete version %llu/%llu", restore->job->name,

@@ -156,7 +156,7 @@ static enum candidate check_candidate(const struct claim *claim, struct version_
         if (r == 0) {
             problem_set(why, -EXDEV,
                         "tier %s: it is complete on this node only, which ranks on others cannot see, and this run has "
-                        "more ranks than wrote it; ckptctl drain would have copied it",
+                        "more ranks than wrote it; ckptctl drain --wait would have copied it",
                         tier->name);
             here = true;
         }
