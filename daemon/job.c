@@ -462,6 +462,7 @@ static void absent_done(struct loop_op *op) {
         lane_error(job->lanes[absence->lane], &absence->problem);
     uint32_t lane = absence->lane;
     free(absence);
+    version->absences--;
     version->busy--;
     struct server *server = job->server;
     job_sweep(job, lane);
@@ -491,6 +492,7 @@ void version_absent(struct version *version, uint32_t rank, const char *reason) 
         summary->absent = true;
         snprintf(summary->reason, sizeof summary->reason, "%s", reason);
         summary->created_ns = loop_wall(job_loop(job));
+        version->absences++;
         version->busy++;
         job_ref(job);
         loop_work(job_loop(job), &absence->op, job->lanes[i]->group, absent_run, absent_done);

@@ -45,6 +45,7 @@ struct version {
     bool doomed;       /* a part is absent: it cannot be complete, unless that rank's save is retried */
     uint64_t created_ns;
     uint32_t busy;               /* operations in flight that use it, restores that read it */
+    uint32_t absences;           /* of these, manifests of absent parts that are being written */
     struct version_lane lanes[]; /* the job's: many versions are kept, and they are most of one */
 };
 

@@ -10,6 +10,7 @@
 #include "tiers/claim.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 
 #define LEFTOVERS_MAX 4 /* versions per tier that an opening tries to complete */
 #define SETTLE_LOOK_MS 20
@@ -31,6 +32,7 @@ struct opening {
     struct tier *tier;
     int result;
     bool retry, reap;
+    atomic_bool abandoned; /* the session has ended: a worker reads it */
     uint64_t nonce;
     struct problem problem;
     struct claim_result claim;
@@ -64,6 +66,7 @@ static void opening_expired(struct loop_op *op) {
     problem_set(&problem, -ETIMEDOUT, "%s did not answer in time: is its file system hanging?",
                 job ? job->lanes[job->decider]->tier->root : opening->lane_config.path);
     opening->answered = true;
+    opening_abandon(opening);
     session_error(opening->session, opening->request.serial, CODE_E_TIMEOUT, &problem);
     session_open_failed(opening->session);
 }
@@ -78,6 +81,7 @@ static void opening_end(struct opening *opening, enum code code) {
         session_error(session, opening->request.serial, code, &opening->problem);
         session_open_failed(session);
     }
+    session_set_opening(session, NULL);
     if (opening->job)
         job_unref(opening->job);
     if (opening->lane)
@@ -156,6 +160,7 @@ static void claim_work(struct loop_op *op) {
         .pid = opening->request.pid,
         .pid_start = opening->request.pid_start,
         .nonce = opening->nonce,
+        .abandoned = &opening->abandoned,
         .decider = tiers[job->decider],
         .tiers = tiers,
         .tier_count = job->lane_count,
@@ -259,15 +264,22 @@ static struct session *other_run(struct opening *opening) {
     return NULL;
 }
 
+/* Something of this rank is being written: its part, or that it has none. */
+static bool version_active(const struct version *version, uint32_t rank) {
+    const struct part *part;
+    TAILQ_FOREACH(part, &version->parts, link)
+    if (part->rank == rank && !part_idle(part))
+        return true;
+    return version->absences > 0;
+}
+
 static bool rank_active(struct opening *opening) {
     struct job *job;
     struct version *version;
-    struct part *part;
     TAILQ_FOREACH(job, &opening->server->jobs, link)
     if (strcmp(job->name, opening->job->name) == 0)
         TAILQ_FOREACH(version, &job->versions, link)
-    TAILQ_FOREACH(part, &version->parts, link)
-    if (part->rank == opening->request.rank && !part_idle(part))
+    if (version_active(version, opening->request.rank))
         return true;
     return false;
 }
@@ -389,6 +401,10 @@ static uint64_t expiry_ms(uint64_t deadline_ms) {
                                       : deadline_ms - min_u64(deadline_ms / 4, EXPIRY_MARGIN_MS);
 }
 
+void opening_abandon(struct opening *opening) {
+    atomic_store_explicit(&opening->abandoned, true, memory_order_relaxed);
+}
+
 int opening_start(struct session *session, const struct opening_request *request) {
     struct opening *opening = calloc(1, sizeof *opening);
     if (!opening)
@@ -403,6 +419,7 @@ int opening_start(struct session *session, const struct opening_request *request
     opening->dying_ns = now + DYING_MS * NANOSECONDS_PER_MS;
     opening->settle_ns = now + server->config->settle_ms * NANOSECONDS_PER_MS;
     session_hold(session);
+    session_set_opening(session, opening);
     loop_timer(server->loop, &opening->expiry, expiry_ns, opening_expired);
     if (!*request->directory || lane_find(server, request->directory)) {
         have_lane(opening);

@@ -32,3 +32,5 @@ struct opening_result {
 
 /* Ends in session_opened() or, after a session_error(), session_open_failed(). */
 int opening_start(struct session *session, const struct opening_request *request) MUST_CHECK;
+/* The session has ended: nothing is claimed for it any more. */
+void opening_abandon(struct opening *opening);

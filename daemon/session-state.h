@@ -78,6 +78,7 @@ struct session {
     uint32_t next_restore;
     uint8_t segments[POOL_SEGMENTS_MAX / 8]; /* the client has them */
 
+    struct opening *opening; /* while it opens */
     struct session *pusher;  /* O: its push connection */
     struct session *push_of; /* A: whose */
 };

@@ -7,6 +7,7 @@
  * When a session ends, its operations are cancelled and it is freed by the last of them; captures
  * and drains that it began go on by themselves.
  */
+#include "daemon/opening.h"
 #include "daemon/session-state.h"
 
 #include <errno.h>
@@ -167,6 +168,7 @@ bool session_hung_up(const struct session *session) {
     return session->ended || (poll(&ends, 1, 0) == 1 && ends.revents & (POLLRDHUP | POLLHUP | POLLERR));
 }
 
+void session_set_opening(struct session *session, struct opening *opening) { session->opening = opening; }
 bool session_gone(const struct session *session) { return session->ended; }
 bool session_sending(const struct session *session) { return session->queued > 0; }
 struct server *session_server(struct session *session) {
@@ -199,6 +201,8 @@ void session_end(struct session *session, const char *why) {
     if (session->ended)
         return;
     session->ended = true;
+    if (session->opening)
+        opening_abandon(session->opening);
     if (why && session->state)
         log_info(server->log, "client of process %d %s session=%016llx job=%s", session->peer ? session->peer->pid : 0,
                  why, (unsigned long long)session->number, session->job ? session->job->name : "-");

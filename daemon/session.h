@@ -28,6 +28,9 @@ enum code session_code(int error);
 enum code session_opened(struct session *session, const struct opening_request *request, struct job *job,
                          const struct opening_result *result, struct problem *problem);
 void session_open_failed(struct session *session);
+/* The one that works for it; NULL: none. */
+struct opening;
+void session_set_opening(struct session *session, struct opening *opening);
 
 /* Events from parts and jobs. */
 void session_captured(struct session *session, struct part *part);

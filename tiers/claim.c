@@ -396,7 +396,13 @@ static int attempt(struct claim *claim, struct claim_result *result, bool *ret_r
     snprintf(record->host, sizeof record->host, "%s", request->host);
     snprintf(record->boot_id, sizeof record->boot_id, "%s", request->boot_id);
     r = choose(claim, record, &result->warning);
-    return r ? r : publish(claim, record);
+    if (r)
+        return r;
+    /* The tier may have taken minutes, and the claim of a process that is no more would keep others out. */
+    if (request->abandoned && atomic_load_explicit(request->abandoned, memory_order_relaxed))
+        return problem_set(claim->problem, -ECANCELED, "job '%.100s': the process that wanted to open it has gone",
+                           request->job);
+    return publish(claim, record);
 }
 
 int claim_run(const struct claim_request *request, struct claim_result *ret_result, bool *ret_retry,

@@ -10,6 +10,8 @@
 #include "proto/manifest.h"
 #include "tiers/catalog.h"
 
+#include <stdatomic.h>
+
 #define CLAIM_TOUCH_INTERVAL_MS 10000
 #define CLAIM_LAPSE_MS 60000 /* a holder not touched for so long is dead, by the file system's clock */
 
@@ -21,6 +23,7 @@ struct claim_request {
     uint32_t pid; /* the claiming process, and its start time */
     uint64_t pid_start;
     uint64_t nonce;
+    const atomic_bool *abandoned; /* nobody waits for the answer any more: nothing is claimed. NULL: somebody does */
     struct tier *decider;
     struct tier *const *tiers; /* all tiers, in order of preference for reading; holds decider */
     size_t tier_count;

@@ -112,11 +112,15 @@ static void check_same(const struct run *run, uint64_t generation, bool resumes,
 }
 
 void model_opened(const char *run_id, uint64_t generation, bool resumes, struct version_id resume) {
+    struct run *before = NULL;
     for (size_t i = 0; i < run_count; i++)
-        if (strcmp(runs[i].run_id, run_id) == 0) {
-            check_same(&runs[i], generation, resumes, resume);
-            return;
-        }
+        if (strcmp(runs[i].run_id, run_id) == 0)
+            before = &runs[i];
+    /* Its record lapsed and another run claimed the job in between: then it is claimed anew, as one more run. */
+    if (before && generation <= before->generation + 1) {
+        check_same(before, generation, resumes, resume);
+        return;
+    }
     SIM_CHECK(generation > greatest_generation(), "generations increase", "run %s got generation %llu", run_id,
               (unsigned long long)generation);
     struct version_id newest;

@@ -208,6 +208,20 @@ static void test_ended(void **state) {
     assert_int_equal(claim_touch(decider, TEST_JOB, 4), TIER_E_ABSENT);
 }
 
+static void test_abandoned(void **state) {
+    struct fixture *fixture = *state;
+    struct claim_request request = request_of(fixture, "one");
+    struct claim_result result;
+    struct problem problem = PROBLEM_NONE;
+    bool retry;
+    atomic_bool abandoned = true;
+    request.abandoned = &abandoned;
+    assert_int_equal(claim_run(&request, &result, &retry, &problem), -ECANCELED);
+    request.abandoned = NULL;
+    request.run_id = "two";
+    assert_int_equal(claim_fine(&request).record.generation, 1); /* nothing is in the way */
+}
+
 /* Resuming. */
 
 static void test_resume_newest(void **state) {
@@ -545,6 +559,7 @@ int main(void) {
         cmocka_unit_test(test_process_that_lost_its_first_thread),
         cmocka_unit_test_setup_teardown(test_reused_pid, setup, teardown),
         cmocka_unit_test_setup_teardown(test_ended, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_abandoned, setup, teardown),
         cmocka_unit_test_setup_teardown(test_resume_newest, setup, teardown),
         cmocka_unit_test_setup_teardown(test_resume_grown, setup, teardown),
         cmocka_unit_test_setup_teardown(test_resume_grown_nothing_else, setup, teardown),
