@@ -10,8 +10,9 @@
  * generations are dead, or, if they drain after all, what they drain will not be chosen.
  *
  * Two kinds are nobody's in particular, though named for rank 0: any daemon may publish that a version
- * is complete, and pin one of whatever generation while it reads it. Those stay as long as they may be
- * in use: the former while the run lives, the latter, a few bytes, until their version goes.
+ * is complete, and pin one of whatever generation while it reads it. In a tier that other nodes see, those
+ * stay as long as they may be in use: the former while the run lives, the latter, a few bytes, until their
+ * version goes.
  *
  * A directory that cannot be looked at keeps nobody from the others; the first such error is the result.
  */
@@ -50,9 +51,10 @@ static bool ends_in(const char *name, const char *suffix) {
 }
 
 static bool may_be_in_use(const struct reap *reap, const char *name, uint32_t rank, bool is_dead) {
-    if (ends_in(name, ".pin.tmp"))
-        return true;
-    return !is_dead && (rank != reap->rank || ends_in(name, ".complete.tmp"));
+    bool is_pin = ends_in(name, ".pin.tmp"), is_nobodys = is_pin || ends_in(name, ".complete.tmp");
+    if (is_nobodys && (reap->tier->capabilities & TIER_SHARED))
+        return is_pin || !is_dead;
+    return !is_dead && rank != reap->rank;
 }
 
 static int reap_version(struct reap *reap, const char *directory, bool is_dead) {

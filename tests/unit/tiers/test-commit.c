@@ -220,6 +220,7 @@ static void die_at(struct tier *tier, const struct part_plan *plan, enum point p
 
 static void test_killed(void **state, enum codec codec) {
     struct tier *tier = tier_of(state);
+    tier->capabilities |= TIER_SHARED;
     for (enum point point = 0; point <= POINT_COMPLETE_PUBLISHED; point++) {
         struct part_plan plan = {.version = {1, 100 + point}, .rank = 0, .world = 1, .codec = codec};
         struct problem problem = PROBLEM_NONE;

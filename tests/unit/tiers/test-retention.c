@@ -344,6 +344,7 @@ static void test_reap(void **state) {
 /* Anybody pins a version, or publishes that it is complete, and does so under the name of rank 0. */
 static void test_reap_spares_others(void **state) {
     struct tier *tier = tier_of(state);
+    tier->capabilities |= TIER_SHARED;
     static const char *const kinds[] = {"complete", "pin"};
     char job[256], paths[2][2][1024];
     struct tier_entry entry;
@@ -364,6 +365,26 @@ static void test_reap_spares_others(void **state) {
     assert_int_equal(tier_stat(tier, paths[0][1], &entry), 0);             /* this run may read that version */
     assert_int_equal(tier_stat(tier, paths[1][0], &entry), 0);
     assert_int_equal(tier_stat(tier, paths[1][1], &entry), 0);
+}
+
+/* In a tier of this node alone, nobody else writes under that name. */
+static void test_reap_of_a_node(void **state) {
+    struct tier *tier = tier_of(state);
+    static const char *const kinds[] = {"complete", "pin"};
+    char job[256], path[1024];
+    tier->capabilities &= ~(unsigned)TIER_SHARED;
+    assert_int_equal(job_escape(TEST_JOB, job, NULL), 0);
+    make_version(tier, (struct version_id){1, 1}, 1);
+    for (size_t kind = 0; kind < 2; kind++) {
+        layout_temporary(job, (struct version_id){1, 1}, 0, 7, kinds[kind], path);
+        assert_int_equal(tier_write_file(tier, path, "x", 1), 0);
+    }
+    uint32_t reaped;
+    struct problem problem = PROBLEM_NONE;
+    assert_fine(retention_reap(tier, TEST_JOB, 1, 1, &reaped, &problem), &problem);
+    assert_int_equal(reaped, 0);
+    assert_fine(retention_reap(tier, TEST_JOB, 1, 0, &reaped, &problem), &problem);
+    assert_int_equal(reaped, 2);
 }
 
 static bool is_there(struct tier *tier, const char *path) {
@@ -553,6 +574,7 @@ int main(void) {
         BOTH(test_remove),
         BOTH(test_reap),
         BOTH(test_reap_spares_others),
+        BOTH(test_reap_of_a_node),
         BOTH(test_prune),
         BOTH(test_removed_while_checked),
         BOTH(test_removed_while_read),
