@@ -7,8 +7,6 @@
 
 #include <errno.h>
 
-#define ARENA_PLACES_MAX 64
-
 struct arena {
     uint64_t size, used;
     uint32_t epoch;

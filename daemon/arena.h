@@ -11,6 +11,7 @@
 #include "base/util.h"
 
 #define ARENA_ALIGNMENT 4096
+#define ARENA_PLACES_MAX 64 /* in one arena */
 
 struct arena;
 
