@@ -9,13 +9,13 @@
  */
 #include "tests/functional/machine/crash-disk.h"
 
+#include "tests/functional/machine/loop-mount.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fuse.h>
-#include <linux/loop.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -251,38 +251,7 @@ void crash_disk_start(bool lies) {
     test_at_end(crash_disk_stop);
 }
 
-static int attach_loop(void) {
-    int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC);
-    int file = open(test_path("file"), O_RDWR | O_CLOEXEC);
-    CHECK(file >= 0);
-    for (int tries = 0; control >= 0 && tries < 100; tries++) { /* another process may be faster */
-        char path[32];
-        int number = ioctl(control, LOOP_CTL_GET_FREE);
-        snprintf(path, sizeof path, "/dev/loop%d", number);
-        int fd = number < 0 ? -1 : open(path, O_RDWR | O_CLOEXEC);
-        struct loop_config config = {.fd = (uint32_t)file, .info.lo_flags = LO_FLAGS_AUTOCLEAR};
-        if (fd >= 0 && ioctl(fd, LOOP_CONFIGURE, &config) == 0) {
-            close(control);
-            close(file);
-            return fd;
-        }
-        if (fd >= 0)
-            close(fd);
-    }
-    close(file);
-    test_skip("no loop device can be had here");
-}
-
-bool crash_disk_mount(const char *options) {
-    struct loop_info64 info;
-    char device[32];
-    int fd = attach_loop();
-    CHECK(ioctl(fd, LOOP_GET_STATUS64, &info) == 0);
-    snprintf(device, sizeof device, "/dev/loop%u", info.lo_number);
-    bool mounted = mount(device, crash_disk_path(), "ext4", 0, options) == 0;
-    close(fd); /* the mount holds the device, and lets it go */
-    return mounted;
-}
+bool crash_disk_mount(const char *options) { return loop_mount(test_path("file"), crash_disk_path(), "ext4", options); }
 
 void crash_disk_arm(uint64_t requests) { disk->out_at = disk->requests + requests; }
 

@@ -3,12 +3,12 @@
  * Disks as they are: full, over their quota, read-only, gone, too slow. Each time the program and the other
  * tier go on, the status tells the cause, and when the cause is gone the daemon uses the tier again by itself.
  */
+#include "tests/functional/machine/loop-mount.h"
 #include "tests/functional/support.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/btrfs.h>
-#include <linux/loop.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
@@ -210,42 +210,16 @@ static void parent_removed(void) {
 
 /* ---- quota ---- */
 
-static int loop_attach(const char *image) {
-    int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC);
-    int file = open(image, O_RDWR | O_CLOEXEC);
-    CHECK(file >= 0);
-    for (int tries = 0; control >= 0 && tries < 100; tries++) { /* another process may be faster */
-        char path[32];
-        int number = ioctl(control, LOOP_CTL_GET_FREE);
-        snprintf(path, sizeof path, "/dev/loop%d", number);
-        int fd = number < 0 ? -1 : open(path, O_RDWR | O_CLOEXEC);
-        struct loop_config config = {.fd = (uint32_t)file, .info.lo_flags = LO_FLAGS_AUTOCLEAR};
-        if (fd >= 0 && ioctl(fd, LOOP_CONFIGURE, &config) == 0) {
-            close(control);
-            close(file);
-            return fd;
-        }
-        if (fd >= 0)
-            close(fd);
-    }
-    test_skip("no loop device can be had here");
-}
-
 /* A quota group of btrfs binds everybody, root too, and needs nothing of the kernel's quota formats. */
 static void mount_with_quota(const char *directory, uint64_t limit) {
-    char command[4500], device[32];
-    struct loop_info64 info;
+    char command[4500];
     snprintf(command, sizeof command, "truncate -s 512M '%s' && mkfs.btrfs -q '%s' >'%s' 2>&1", test_path("image"),
              test_path("image"), test_path("mkfs.log"));
     if (system(command) != 0)
         test_skip("mkfs.btrfs is not there, or fails");
-    int fd = loop_attach(test_path("image"));
-    CHECK(ioctl(fd, LOOP_GET_STATUS64, &info) == 0);
-    snprintf(device, sizeof device, "/dev/loop%u", info.lo_number);
     CHECK(mkdir(test_path("%s", directory), 0755) == 0);
-    if (mount(device, test_path("%s", directory), "btrfs", 0, NULL) < 0)
+    if (!loop_mount(test_path("image"), test_path("%s", directory), "btrfs", NULL))
         test_skip("btrfs cannot be mounted here: %s", strerror(errno));
-    close(fd); /* the mount holds the device, and lets it go */
     int root = open(test_path("%s", directory), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     struct btrfs_ioctl_quota_ctl_args enable = {.cmd = BTRFS_QUOTA_CTL_ENABLE};
     struct btrfs_ioctl_qgroup_limit_args bound = {.lim = {.flags = BTRFS_QGROUP_LIMIT_MAX_RFER, .max_rfer = limit}};
