@@ -3,7 +3,7 @@
  * Bytes that change where nobody wrote: in the daemon's memory, and in every file of both tiers. All of
  * them are found, told, and repaired where another copy is good.
  */
-#include "tests/functional/support.h"
+#include "tests/functional/versions.h"
 #include "tiers/catalog.h"
 #include "tiers/layout.h"
 
@@ -14,24 +14,8 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
-#include <sys/wait.h>
 
-#define WORDS 33000 /* two chunks of 256 KiB */
-
-static uint64_t words[WORDS];
 static const char *const tiers[] = {"local", "parallel"};
-
-static ckpt *open_protected(const char *job) {
-    ckpt *c = job_open(job);
-    CHECK_OK(ckpt_protect_array(c, "words", CKPT_U64, words, WORDS));
-    return c;
-}
-
-static void save_words(ckpt *c, uint64_t step) {
-    CHECK_OK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT));
-    words_fill(words, WORDS, step);
-    save_durable(c, step, CKPT_GLOBAL);
-}
 
 static void check_step(ckpt *c, uint64_t step) {
     ckpt_restore *r = restore_of(c, step);
@@ -39,51 +23,10 @@ static void check_step(ckpt *c, uint64_t step) {
     ckpt_restore_close(r);
 }
 
-/* `steps` versions, in both tiers; the daemon has ended. */
-static void make_versions(const char *job, unsigned steps, const char *parallel) {
-    char settings[64];
-    snprintf(settings, sizeof settings, "keep = 1000\n%s", parallel);
-    configure(&(struct settings){.local = "keep = 1000", .parallel = settings});
-    daemon_start();
-    ckpt *c = open_protected(job);
-    for (uint64_t step = 1; step <= steps; step++)
-        save_words(c, step);
-    EVENTUALLY(files_ending("local", "complete.json") == steps); /* GLOBAL may come before LOCAL */
-    CHECK_OK(ckpt_close(c));
-    daemon_stop_unused();
-}
-
-/* Runs ckptctl; its exit status. What it says is in the files out and err. */
-static int run_ctl(const char *arguments) {
-    char command[12000];
-    snprintf(command, sizeof command, "'%s' %s >'%s' 2>'%s'", getenv("CKPTCTL"), arguments, test_path("out"),
-             test_path("err"));
-    int status = system(command);
-    CHECK(WIFEXITED(status));
-    return WEXITSTATUS(status);
-}
-
-/* The same; fails unless that is `expected`. Returns its stdout, for the caller to free. */
-static char *ctl(int expected, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static char *ctl(int expected, const char *format, ...) {
-    char arguments[1024];
-    va_list list;
-    va_start(list, format);
-    vsnprintf(arguments, sizeof arguments, format, list);
-    va_end(list);
-    int status = run_ctl(arguments);
-    char *out = file_read(test_path("out"), NULL);
-    if (status != expected)
-        FAIL("ckptctl %s gave %d, not %d:\n%s\n%s", arguments, status, expected, out,
-             file_read(test_path("err"), NULL));
-    return out;
-}
-
 /* verify finds nothing bad, in any of the two roots. */
 static void check_verified(const char *job) {
-    char *out = ctl(0, "verify %s --all --root '%s' --root '%s'", job, test_path("local"), test_path("parallel"));
-    CHECK(strstr(out, " 0 bad, 0 repaired"));
-    free(out);
+    ctl(0, "verify %s --all --root '%s' --root '%s'", job, test_path("local"), test_path("parallel"));
+    CHECK(ctl_said("out", " 0 bad, 0 repaired"));
 }
 
 /* ---- in files ---- */
@@ -246,7 +189,8 @@ static void every_change_is_found_and_repaired(void) {
             in_tier[tier]++;
     }
     CHECK(in_tier[0] > 5 && in_tier[1] > 5);
-    char *out = ctl(1, "verify rot --all --json --root '%s' --root '%s'", test_path("local"), test_path("parallel"));
+    ctl(1, "verify rot --all --json --root '%s' --root '%s'", test_path("local"), test_path("parallel"));
+    char *out = file_read(test_path("out"), NULL);
     check_findings(out, STEPS, damaged);
     free(out);
 
@@ -262,13 +206,12 @@ static void every_change_is_found_and_repaired(void) {
     EVENTUALLY(status_number("tiers.0.damage.set_aside") > 0); /* those whose bytes were read and wrong */
     CHECK(status_number("tiers.0.damage.chunks_bad") > 0 && status_number("tiers.0.damage.repaired") == 0);
     CHECK(status_number("tiers.0.damage.copies_bad") >= status_number("tiers.0.damage.chunks_bad"));
-    out = ctl(0, "status");
-    CHECK(strstr(out, "tier local, damage: "));
-    free(out);
+    ctl(0, "status");
+    CHECK(ctl_said("out", "tier local, damage: "));
     CHECK_OK(ckpt_close(c));
     daemon_stop_unused();
 
-    free(ctl(0, "verify rot --all --repair --root '%s' --root '%s'", test_path("local"), test_path("parallel")));
+    ctl(0, "verify rot --all --repair --root '%s' --root '%s'", test_path("local"), test_path("parallel"));
     check_verified("rot");
     for (int without = 0; without < 2; without++) {
         configure(&(struct settings){
@@ -470,7 +413,7 @@ static void bad_memory_before_the_drains(void) {
         CHECK_OK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT));
         CHECK_OK(ckpt_close(c));
         daemon_stop_unused();
-        free(ctl(0, "verify %s --all --root '%s'", job, test_path("local")));
+        ctl(0, "verify %s --all --root '%s'", job, test_path("local"));
         daemon_start();
         c = open_protected(job);
         check_step(c, step - 1);
@@ -517,7 +460,7 @@ static void bad_memory_before_the_restore(void) {
     }
     CHECK_OK(ckpt_close(c));
     daemon_stop_unused();
-    free(ctl(0, "verify restore --all --root '%s'", test_path("local")));
+    ctl(0, "verify restore --all --root '%s'", test_path("local"));
 }
 
 int main(int argc, char **argv) {

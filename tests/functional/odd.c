@@ -4,7 +4,7 @@
  * people's umask, versions that are pinned or being read, and a second daemon.
  */
 #include "proto/digest.h"
-#include "tests/functional/support.h"
+#include "tests/functional/versions.h"
 #include "tiers/catalog.h"
 #include "tiers/layout.h"
 #include "tiers/retention.h"
@@ -18,71 +18,12 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <time.h>
-
-#define WORDS 33000 /* two chunks of 256 KiB */
-
-static uint64_t words[WORDS];
-
-static ckpt *open_protected(const char *job) {
-    ckpt *c = job_open(job);
-    CHECK_OK(ckpt_protect_array(c, "words", CKPT_U64, words, WORDS));
-    return c;
-}
-
-static void save_words(ckpt *c, uint64_t step) {
-    CHECK_OK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT));
-    words_fill(words, WORDS, step);
-    EVENTUALLY(ckpt_save(c, step, NULL) == CKPT_OK); /* there may be no room for a moment */
-    CHECK_OK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT));
-    CHECK_OK(ckpt_wait(c, step, CKPT_GLOBAL, CKPT_VERSION, PATIENCE_MS));
-}
 
 static void check_newest(ckpt *c, uint64_t step) {
     ckpt_restore *r = restore_step(c, step);
     restore_words_check(r, "words", WORDS, step);
     ckpt_restore_close(r);
-}
-
-static void make_versions(const char *job, unsigned steps) {
-    configure(&(struct settings){.local = "keep = 1000", .parallel = "keep = 1000"});
-    daemon_start();
-    ckpt *c = open_protected(job);
-    for (uint64_t step = 1; step <= steps; step++)
-        save_words(c, step);
-    EVENTUALLY(files_ending("local", "complete.json") == steps); /* GLOBAL may come before LOCAL */
-    CHECK_OK(ckpt_close(c));
-    daemon_stop_unused();
-}
-
-static int run_ctl(const char *arguments) {
-    char command[12000];
-    snprintf(command, sizeof command, "'%s' %s >'%s' 2>'%s'", getenv("CKPTCTL"), arguments, test_path("out"),
-             test_path("err"));
-    int status = system(command);
-    CHECK(WIFEXITED(status));
-    return WEXITSTATUS(status);
-}
-
-static void ctl(int expected, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void ctl(int expected, const char *format, ...) {
-    char arguments[1024];
-    va_list list;
-    va_start(list, format);
-    vsnprintf(arguments, sizeof arguments, format, list);
-    va_end(list);
-    int status = run_ctl(arguments);
-    if (status != expected)
-        FAIL("ckptctl %s gave %d, not %d:\n%s\n%s", arguments, status, expected, file_read(test_path("out"), NULL),
-             file_read(test_path("err"), NULL));
-}
-
-static bool ctl_said(const char *stream, const char *words_of_it) {
-    char *text = file_read(test_path("%s", stream), NULL);
-    bool found = strstr(text, words_of_it);
-    free(text);
-    return found;
 }
 
 /* ---- the user is told ---- */
@@ -193,7 +134,7 @@ static void set_format_version(const char *path, char digit) {
 /* The newest version was written by a newer ckptd: it is not used, said to be so, and not touched by anybody. */
 static void future_format_is_left_alone(void) {
     static const char *const roots[] = {"local", "parallel"}, *const files[] = {"rank-00000.json", "complete.json"};
-    make_versions("future", 3);
+    make_versions("future", 3, "");
     for (size_t i = 0; i < 4; i++)
         set_format_version(test_path("%s/future/1/3/%s", roots[i / 2], files[i % 2]), '9');
     configure(&(struct settings){.local = "keep = 1\ntrash_grace_s = 0", .parallel = "keep = 1\ntrash_grace_s = 0"});
@@ -237,7 +178,7 @@ static int set_walked_time(const char *path, const struct stat *status, int kind
 
 /* Newest is a number, not a time: the oldest version's files are from the future, the newest one's from 1970. */
 static void swapped_times_mean_nothing(void) {
-    make_versions("times", 4);
+    make_versions("times", 4, "");
     for (unsigned step = 1; step <= 4; step++) {
         walk_time = step == 1 ? time(NULL) + 400 * 24 * 3600 : step == 4 ? 1000 : time(NULL) - step * 1000;
         nftw(test_path("local/times/1/%u", step), set_walked_time, 16, FTW_PHYS | FTW_DEPTH);
@@ -280,7 +221,7 @@ static void strange_files(void) {
     static const char *const left[] = {"1/2/rank-00000.00000000000000aa.data.tmp",
                                        "1/2/rank-00000.00000000000000aa.json.tmp", "1/run.00000000000000aa.tmp"};
     become_somebody();
-    make_versions("strange", 2);
+    make_versions("strange", 2, "");
     for (size_t i = 0; i < ARRAY_SIZE(left); i++)
         file_write(test_path("parallel/strange/%s", left[i]), "half", 4);
     CHECK(mkdir(test_path("parallel/strange/notes"), 0) == 0);
@@ -472,7 +413,7 @@ static unsigned deleted_files(void) {
 
 /* Retention, a copy given up, a repair under an open restore: the space of what is deleted is given back. */
 static void no_descriptor_on_deleted_files(void) {
-    make_versions("space", 3);
+    make_versions("space", 3, "");
     file_flip(test_path("local/space/1/3/rank-00000.safetensors"), 70000);
     configure(&(struct settings){.local = "keep = 1\ntrash_grace_s = 0", .parallel = "keep = 1\ntrash_grace_s = 0"});
     daemon_start();
