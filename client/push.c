@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/push.h"
 
+#include "client/await.h"
 #include "client/clock.h"
 #include "client/pack.h"
 
@@ -16,8 +17,6 @@
 #define PUSH_SLICE_MS 20
 #define PUSH_CONNECT_MS UINT64_C(2000)
 #define PUSH_ATTACH_PAUSE_NS (5 * NANOSECONDS_PER_MS)
-#define PUSH_DEVICE_PAUSE_MIN_NS 5000 /* between two looks at what a device is doing */
-#define PUSH_DEVICE_PAUSE_MAX_NS 200000
 
 static void ignore(void *context, struct link *link) {}
 
@@ -90,26 +89,24 @@ int push_attach(struct push *push, uint64_t session, uint64_t deadline) {
 
 /* ---- device memory ---- */
 
-/* Asks again and again until it is over, the push is stopped, or the time has come. */
-static int await_device(struct push *push, int (*ask)(struct push *push), uint64_t deadline, const char *what) {
-    uint64_t pause_ns = PUSH_DEVICE_PAUSE_MIN_NS;
-    for (;;) {
-        int r = ask(push);
-        if (r != CKPT_PENDING)
-            return r;
-        if (stopped(push))
-            return error_set(CKPT_E_LOST, "stopped");
-        if (clock_now() >= deadline)
-            return error_set(CKPT_E_TIMEOUT, "%s", what);
-        struct timespec pause = {.tv_nsec = (long)pause_ns};
-        nanosleep(&pause, NULL);
-        pause_ns = min_u64(2 * pause_ns, PUSH_DEVICE_PAUSE_MAX_NS);
-    }
+static int unless_stopped(const struct push *push, int r) {
+    return r == CKPT_PENDING && stopped(push) ? error_set(CKPT_E_LOST, "stopped") : r;
 }
 
-static int ask_copies(struct push *push) { return transfer_poll(&push->transfer); }
-static int ask_marks(struct push *push) { return devices_marks_over(push->transfer.devices); }
-static int ask_quiet(struct push *push) { return word_copy_begin(push->job.word, false) ? CKPT_OK : CKPT_PENDING; }
+static int ask_copies(void *context) {
+    struct push *push = context;
+    return unless_stopped(push, transfer_poll(&push->transfer));
+}
+
+static int ask_marks(void *context) {
+    const struct push *push = context;
+    return unless_stopped(push, devices_marks_over(push->transfer.devices));
+}
+
+static int ask_quiet(void *context) {
+    const struct push *push = context;
+    return unless_stopped(push, word_copy_begin(push->job.word, false) ? CKPT_OK : CKPT_PENDING);
+}
 
 void push_unpin(struct push *push) {
     const struct devices *devices = push->transfer.devices;
@@ -148,7 +145,7 @@ struct device_use {
 static int await_quiet_end(struct push *push, const struct push_job *job, struct device_use *use) {
     if (use->quiet_deadline == 0)
         use->quiet_deadline = clock_now() + WORD_QUIET_NS;
-    int r = await_device(push, ask_quiet, use->quiet_deadline, "quiet for too long");
+    int r = await(ask_quiet, push, use->quiet_deadline, "quiet for too long");
     if (r == CKPT_OK)
         use->quiet_deadline = 0;
     if (r != CKPT_E_TIMEOUT)
@@ -180,7 +177,7 @@ static int copy_device_shard(struct push *push, const struct push_job *job, stru
 static int settle_devices(struct push *push, const struct push_job *job, struct device_use *use) {
     if (!use->copying)
         return CKPT_OK;
-    int r = await_device(push, ask_copies, clock_deadline(job->answer_ms), "a device did not copy its memory in time");
+    int r = await(ask_copies, push, clock_deadline(job->answer_ms), "a device did not copy its memory in time");
     word_copy_end(job->word);
     use->copying = false;
     return r;
@@ -298,7 +295,7 @@ static int push_image(struct push *push, const struct push_job *job) {
     image_header(layout, job->state_size, header);
     struct progress progress = {.chunks = (job->image_size + job->chunk_size - 1) / job->chunk_size};
     /* A job that was stopped may have left copies behind that still write to the slots. */
-    int r = await_device(push, ask_copies, clock_deadline(job->answer_ms), "a device did not end its copies in time");
+    int r = await(ask_copies, push, clock_deadline(job->answer_ms), "a device did not end its copies in time");
     while (progress.answered < progress.chunks && r == CKPT_OK)
         r = stopped(push) ? error_set(CKPT_E_LOST, "stopped") : push_step(push, job, header, &progress);
     if (progress.use.copying) { /* it failed: nobody may fill the slots any more, nor be kept from a collective */
@@ -309,8 +306,8 @@ static int push_image(struct push *push, const struct push_job *job) {
 }
 
 static int start(struct push *push, const struct push_job *job) {
-    int r = await_device(push, ask_marks, clock_deadline(job->answer_ms),
-                         "the work on the device that the save comes after did not end in time");
+    int r = await(ask_marks, push, clock_deadline(job->answer_ms),
+                  "the work on the device that the save comes after did not end in time");
     if (r < 0)
         return r;
     struct message_start body = {.counter = job->counter};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/transfer.h"
 
-#include "client/clock.h"
+#include "client/await.h"
 #include "client/errors.h"
 
 /*
@@ -14,8 +14,6 @@
  */
 
 #define TRANSFER_PITCH_MAX INT64_C(0x7fffffff)
-#define TRANSFER_PAUSE_MIN_NS 5000
-#define TRANSFER_PAUSE_MAX_NS 200000
 
 /* ---- rows ---- */
 
@@ -177,23 +175,25 @@ int transfer_poll(struct transfer *transfer) {
 
 /* ---- staging ---- */
 
+struct slot_asked {
+    const struct staging *staging;
+    unsigned slot;
+};
+
+static int ask_slot(void *context) {
+    const struct slot_asked *asked = context;
+    return event_poll(asked->staging->transfer.devices, asked->staging->slots[asked->slot].device,
+                      asked->staging->slots[asked->slot].event);
+}
+
 static int slot_wait(struct staging *staging, unsigned slot, uint64_t deadline) {
-    uint64_t pause_ns = TRANSFER_PAUSE_MIN_NS;
-    while (staging->slots[slot].busy) {
-        int r = event_poll(staging->transfer.devices, staging->slots[slot].device, staging->slots[slot].event);
-        if (r < 0)
-            return r;
-        if (r == CKPT_OK) {
-            staging->slots[slot].busy = false;
-        } else if (clock_now() >= deadline) {
-            return error_set(CKPT_E_TIMEOUT, "the device did not take the restored bytes in time");
-        } else {
-            struct timespec pause = {.tv_nsec = (long)pause_ns};
-            nanosleep(&pause, NULL);
-            pause_ns = min_u64(2 * pause_ns, TRANSFER_PAUSE_MAX_NS);
-        }
-    }
-    return CKPT_OK;
+    if (!staging->slots[slot].busy)
+        return CKPT_OK;
+    struct slot_asked asked = {.staging = staging, .slot = slot};
+    int r = await(ask_slot, &asked, deadline, "the device did not take the restored bytes in time");
+    if (r == CKPT_OK)
+        staging->slots[slot].busy = false;
+    return r;
 }
 
 static void slot_drop_event(struct staging *staging, unsigned slot) {
