@@ -568,30 +568,36 @@ int exports_trim(struct exports *exports, struct link *link, uint64_t deadline) 
     return CKPT_OK;
 }
 
-static bool forget_announced(struct exports *exports) {
-    bool any = false;
+bool exports_told(const struct exports *exports) {
+    for (size_t i = 0; i < exports->count; i++)
+        if (exports->items[i].announced)
+            return true;
+    for (uint32_t i = 0; i < DEVICE_POOLS_MAX; i++)
+        if (exports->pools[i].announced)
+            return true;
+    return false;
+}
+
+static void forget_announced(struct exports *exports) {
     for (size_t i = 0; i < exports->count; i++) {
-        any |= exports->items[i].announced;
         exports->items[i].announced = false;
         for (size_t j = 0; j < exports->items[i].chunk_count; j++)
             exports->items[i].chunks[j].announced = false;
     }
-    for (uint32_t i = 0; i < DEVICE_POOLS_MAX; i++) {
-        any |= exports->pools[i].announced;
+    for (uint32_t i = 0; i < DEVICE_POOLS_MAX; i++)
         exports->pools[i].announced = false;
-    }
-    return any;
 }
 
 int exports_release(struct exports *exports, struct link *link, uint64_t deadline) {
-    if (!forget_announced(exports))
+    if (!exports_told(exports))
         return CKPT_OK;
+    forget_announced(exports);
     struct message_empty body = {0};
     return link_call(link, &(struct link_request){.opcode = MESSAGE_DEVICE_RELEASE, .body = &body, .fd = -1},
                      MESSAGE_OK, deadline);
 }
 
 void exports_forget(struct exports *exports) {
-    (void)forget_announced(exports);
+    forget_announced(exports);
     memset(exports->probed, 0, sizeof exports->probed);
 }

@@ -59,6 +59,8 @@ bool exports_are_stale(const struct exports *exports);
 int exports_announce(struct exports *exports, struct link *link, uint64_t deadline) MUST_CHECK;
 /* Takes back what is not wanted. */
 int exports_trim(struct exports *exports, struct link *link, uint64_t deadline) MUST_CHECK;
+/* Whether the daemon has any. */
+bool exports_told(const struct exports *exports);
 /* The daemon closes everything, and the registered set is gone: when this returns, the memory may be freed. */
 int exports_release(struct exports *exports, struct link *link, uint64_t deadline) MUST_CHECK;
 /* The daemon knows nothing (any more). */

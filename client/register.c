@@ -27,7 +27,7 @@ static int buffer_grow(struct ckpt *c, void **buffer, uint64_t *size, uint64_t w
 }
 
 int register_release_devices(struct ckpt *c) {
-    if (!session_is_up(&c->session))
+    if (!session_is_up(&c->session) || !exports_told(&c->exports))
         return CKPT_OK;
     int r = exports_release(&c->exports, &c->session.link, clock_deadline(HANDLE_REGISTER_MS));
     if (r < 0)

@@ -69,6 +69,18 @@ static void the_set_changes(void **state) {
     assert_int_equal(fake_count(fixture->fake, MESSAGE_REGISTER), 3);
 }
 
+/* Nothing on a device is protected: the daemon has nothing to close, and keeps the set. */
+static void host_memory_stays_registered(void **state) {
+    struct fixture *fixture = *state;
+    ckpt *c = fixture->c;
+    assert_result(ckpt_protect_array(c, "weights", CKPT_F32, weights, ARRAY_SIZE(weights)), CKPT_OK);
+    for (uint64_t step = 1; step <= 3; step++) {
+        assert_result(ckpt_save(c, step, NULL), CKPT_OK);
+        assert_result(ckpt_release_imports(c), CKPT_OK);
+    }
+    assert_int_equal(fake_count(fixture->fake, MESSAGE_REGISTER), 1);
+}
+
 static void areas_come_and_go(void **state) {
     struct fixture *fixture = *state;
     ckpt *c = fixture->c;
@@ -233,9 +245,16 @@ static void no_handle(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        fixture_test(saving),       fixture_test(the_set_changes), fixture_test(areas_come_and_go),
-        fixture_test(eager_shards), fixture_test(options_travel),  fixture_test(questions),
-        fixture_test(forking),      fixture_test(a_long_run),      fixture_test(no_handle),
+        fixture_test(saving),
+        fixture_test(the_set_changes),
+        fixture_test(host_memory_stays_registered),
+        fixture_test(areas_come_and_go),
+        fixture_test(eager_shards),
+        fixture_test(options_travel),
+        fixture_test(questions),
+        fixture_test(forking),
+        fixture_test(a_long_run),
+        fixture_test(no_handle),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
