@@ -278,17 +278,13 @@ static uint64_t busy_ms(const struct ckpt *c, const struct ckpt_save_options *op
 /* The save comes after what the program has queued on its streams: eager tensors are copied behind that, and the daemon
  * is told to hold the capture until it is over. Pushed copies are queued behind it as well, and need no hold. */
 static int order_devices(struct ckpt *c, const struct ckpt_save_options *options, uint32_t *flags) {
-    bool used[DEVICES_MAX] = {false};
     void *streams[DEVICES_MAX];
-    for (uint32_t i = 0; i < shards_count(c->image.shards); i++)
-        if (c->image.devices[i] != DEVICE_HOST)
-            used[c->image.devices[i]] = true;
     push_settle(&c->push); /* it looks at the marks of the last save */
     int r = devices_streams(&c->devices, options->streams, options->stream_count, streams);
     if (r == CKPT_OK)
         r = set_copy_device_eager(&c->set, &c->devices, &c->eager, streams);
     if (r == CKPT_OK)
-        r = devices_mark(&c->devices, options->streams, options->stream_count, used);
+        r = devices_mark(&c->devices, options->streams, options->stream_count, c->image.on_device);
     if (r == CKPT_OK && !c->use_push)
         r = devices_marks_over(&c->devices);
     if (r == CKPT_PENDING)

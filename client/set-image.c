@@ -106,8 +106,10 @@ static int add_shard(struct building *building, const struct set_shard *shard) {
     if (!shard->contiguous)
         memcpy(record.stride, set_stride(shard), (shard->is_range ? 1 : shard->tensor->dims) * sizeof record.stride[0]);
     int r = shard_place(building, shard, &record);
-    if (building->image->devices)
+    if (shard->device != DEVICE_HOST) {
         building->image->devices[shard->index] = shard->device;
+        building->image->on_device[shard->device] = true;
+    }
     return r == CKPT_OK ? table_add(building, &record) : r;
 }
 

@@ -95,6 +95,7 @@ struct set_image {
     struct shards *shards;
     struct image_layout layout;
     int8_t *devices; /* of each shard of the table, or DEVICE_HOST; NULL: all lie in host memory */
+    bool on_device[DEVICES_MAX]; /* some of them lie there */
 };
 
 /* Where the copies of eager shards go: buffers of the sizes that set_place_eager() found. */
