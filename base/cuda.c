@@ -10,6 +10,7 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <link.h>
 
 #define CUDA_NAME_MAX 64
 
@@ -108,6 +109,19 @@ static void init(struct cuda *cuda, const char *name, int flags) {
 void cuda_init(struct cuda *cuda, const char *library) { init(cuda, library, 0); }
 
 void cuda_init_loaded(struct cuda *cuda, const char *library) { init(cuda, library, RTLD_NOLOAD); }
+
+/* One is added, so that it is never 0. */
+static int take_loads(struct dl_phdr_info *info, size_t size, void *context) {
+    (void)size;
+    *(uint64_t *)context = info->dlpi_adds + 1;
+    return 1; /* each library says the same */
+}
+
+uint64_t cuda_loads(void) {
+    uint64_t loads = 0;
+    (void)dl_iterate_phdr(take_loads, &loads);
+    return loads;
+}
 
 const char *cuda_state_name(enum cuda_state state) {
     static const char *const names[] = {

@@ -37,6 +37,9 @@ struct cuda {
 void cuda_init(struct cuda *cuda, const char *library);
 /* The same, for a library in somebody else's program: only if that has loaded the driver already. */
 void cuda_init_loaded(struct cuda *cuda, const char *library);
+/* How often this process has loaded a library; never 0. Where nobody has loaded the driver, cuda_init_loaded() searches
+ * directories for it: it need be called again only after this number has changed. */
+uint64_t cuda_loads(void);
 
 /* "ready", "no driver", ... */
 const char *cuda_state_name(enum cuda_state state);

@@ -9,7 +9,11 @@
  */
 
 bool devices_ready(struct devices *devices) {
-    if (!devices->ready && devices->cuda.state == CUDA_NO_DRIVER) {
+    if (devices->ready || devices->cuda.state != CUDA_NO_DRIVER)
+        return devices->ready;
+    uint64_t loads = cuda_loads();
+    if (loads != devices->loads) {
+        devices->loads = loads;
         cuda_init_loaded(&devices->cuda, NULL);
         devices->ready = devices->cuda.state == CUDA_READY;
     }

@@ -32,7 +32,8 @@ struct device_mark {
 
 struct devices {
     struct cuda cuda;
-    bool ready; /* the driver is there and works */
+    bool ready;     /* the driver is there and works */
+    uint64_t loads; /* cuda_loads() when it was last looked for */
     struct device items[DEVICES_MAX];
     struct device_mark marks[DEVICE_MARKS_MAX]; /* made as they are needed, and used again */
     uint32_t mark_count;                        /* of the last save */

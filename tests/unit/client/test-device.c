@@ -1,9 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Graphs: on a driver of a few lines, of which one stream is being captured. */
+/* Whether the program has loaded a driver; and graphs: on a driver of a few lines, of which one stream is being
+ * captured. */
 #include "client/ckpt.h"
 #include "client/device.h"
 #include "client/errors.h"
 #include "tests/unit/client/unit.h"
+
+#include <dlfcn.h>
+
+static unsigned searches;
+
+/* Comes before the C library's, and counts how often a driver is looked for. */
+__attribute__((__visibility__("default"))) void *dlopen(const char *name, int flags) {
+    static void *(*others)(const char *, int);
+    if (!others)
+        others = (void *(*)(const char *, int))dlsym(RTLD_NEXT, "dlopen");
+    searches += name && strcmp(name, CUDA_LIBRARY) == 0;
+    return others(name, flags);
+}
+
+/* A search goes through directories; a program without a driver may protect a hundred thousand pieces. */
+static void driver_that_is_loaded_late(void **state) {
+    struct devices devices = {0};
+    for (int i = 0; i < 1000; i++)
+        assert_int_equal(devices_find(&devices, &devices), DEVICE_HOST);
+    assert_int_equal(searches, 1);
+    assert_int_equal(devices.cuda.state, CUDA_NO_DRIVER);
+    setenv("CUDA_STANDIN_INIT", "34", 1);
+    assert_non_null(dlopen(STANDIN, RTLD_NOW | RTLD_LOCAL));
+    assert_int_equal(devices_find(&devices, &devices), DEVICE_HOST);
+    assert_int_equal(devices.cuda.state, CUDA_STUB);
+    assert_int_equal(searches, 2);
+}
 
 static int context, captured, other; /* whose addresses stand for handles */
 static CUstreamCaptureMode mode;
@@ -94,6 +122,7 @@ static void others_are_captured(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(driver_that_is_loaded_late),
         cmocka_unit_test(stream_that_is_captured),
         cmocka_unit_test(others_are_captured),
     };
