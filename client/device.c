@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/device.h"
 
+#include "client/await.h"
 #include "client/errors.h"
 
 /*
@@ -210,6 +211,36 @@ int devices_marks_over(const struct devices *devices) {
             return devices_result(devices, result, "the work that the save comes after");
     }
     return CKPT_OK;
+}
+
+struct event_asked {
+    const struct cuda *cuda;
+    CUevent event;
+};
+
+static int ask_event(void *context) {
+    const struct event_asked *asked = context;
+    return asked->cuda->cuEventQuery(asked->event) == CUDA_ERROR_NOT_READY ? CKPT_PENDING : CKPT_OK;
+}
+
+/* The device's context is current. */
+static void await_default(const struct cuda *cuda, uint64_t deadline) {
+    struct event_asked asked = {.cuda = cuda};
+    CUstreamCaptureStatus capture;
+    if (cuda->cuStreamIsCapturing(NULL, &capture) != CUDA_SUCCESS || capture != CU_STREAM_CAPTURE_STATUS_NONE ||
+        cuda->cuEventCreate(&asked.event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
+        return;
+    if (cuda->cuEventRecord(asked.event, NULL) == CUDA_SUCCESS)
+        (void)!await(ask_event, &asked, deadline, "what is queued on the default stream did not end in time");
+    (void)cuda->cuEventDestroy_v2(asked.event);
+}
+
+void devices_await_defaults(struct devices *devices, const bool *used, uint64_t deadline) {
+    for (int device = 0; device < DEVICES_MAX; device++)
+        if (used[device] && device_enter(devices, device) == CKPT_OK) {
+            await_default(&devices->cuda, deadline);
+            device_leave(devices);
+        }
 }
 
 void devices_deinit(struct devices *devices) {

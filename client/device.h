@@ -58,3 +58,6 @@ int devices_streams(struct devices *devices, void *const *streams, uint32_t stre
 int devices_mark(struct devices *devices, void *const *streams, uint32_t stream_count, const bool *used) MUST_CHECK;
 /* CKPT_OK: all that they mark is over. CKPT_PENDING: not yet. CKPT_E_LOST. Any thread. */
 int devices_marks_over(const struct devices *devices) MUST_CHECK;
+/* Waits for what is queued now on the default streams of the devices of `used` (DEVICES_MAX), at most until the
+ * deadline; what fails there, others will be told of. */
+void devices_await_defaults(struct devices *devices, const bool *used, uint64_t deadline);

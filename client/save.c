@@ -79,8 +79,10 @@ static void look_at_messages(struct ckpt *c, uint64_t until) {
         session_down(c);
 }
 
-/* Check mode: the daemon waits for this before it reads the memory a second time. */
+/* Check mode: the daemon waits for this before it reads the memory a second time. What the program has queued on a
+ * device by now it wants to see, too. */
 static void tell_of_fence(struct ckpt *c, uint64_t deadline) {
+    devices_await_defaults(&c->devices, c->image.on_device, deadline);
     const struct message_fence body = {.counter = c->saves.counter};
     const struct link_request request = {.opcode = MESSAGE_FENCE, .body = &body, .fd = -1};
     c->saves.check = false;
@@ -206,8 +208,10 @@ static int start_push(struct ckpt *c, uint64_t state_size) {
     return push_begin(&c->push, &job);
 }
 
-/* Large eager pieces are not copied: they are out before save returns. */
+/* Large eager pieces are not copied: they are out before save returns; in check mode twice, and so is all else. */
 static int fence_large_eager(struct ckpt *c) {
+    if (c->set.has_large_eager && c->saves.check)
+        return save_fence(c, CKPT_DEFAULT_TIMEOUT);
     for (size_t i = 0; i < c->set.count && c->set.has_large_eager; i++) {
         const struct set_shard *shard = c->set.shards[i];
         if (!shard || !(shard->flags & SHARD_EAGER) || c->saves.state == SAVES_IDLE)

@@ -165,15 +165,16 @@ static void capture_run(struct loop_op *op) {
     worker->result = r;
 }
 
-/* Check mode: reads a chunk again and compares. A window's chunks have left memory, their digests not. */
-static int check_chunk(struct part *part, uint32_t index, uint8_t *scratch, struct problem *problem) {
+/* Check mode: reads a chunk again (with `landed`, what is missing there) and compares. A window's chunks have left
+ * memory, their digests not. */
+static int check_chunk(struct part *part, uint32_t index, uint8_t *landed, uint8_t *scratch, struct problem *problem) {
     const struct chunk *chunk = &part->chunks[index];
     struct digest leaves[LEAVES_MAX], digest;
     size_t leaf_count = 0;
     for (size_t at = 0; at < chunk->length; at += DIGEST_LEAF_SIZE) {
         size_t length = (size_t)min_u64(DIGEST_LEAF_SIZE, chunk->length - at);
-        int r = copy_leaf(part, chunk_offset(part, index) + at, length, NULL, scratch, scratch + DIGEST_LEAF_SIZE,
-                          &leaves[leaf_count++], problem);
+        int r = copy_leaf(part, chunk_offset(part, index) + at, length, NULL, scratch,
+                          landed ? landed + at : scratch + DIGEST_LEAF_SIZE, &leaves[leaf_count++], problem);
         if (r)
             return r;
     }
@@ -184,9 +185,10 @@ static int check_chunk(struct part *part, uint32_t index, uint8_t *scratch, stru
     uint64_t offset = chunk_offset(part, index);
     for (size_t at = 0; !part->windowed && chunk->buffer && at < chunk->length; at += DIGEST_LEAF_SIZE) {
         size_t length = (size_t)min_u64(DIGEST_LEAF_SIZE, chunk->length - at), same = 0;
-        if (source_fill(&part->source, chunk_offset(part, index) + at, length, scratch, problem))
+        const uint8_t *second = landed ? landed + at : scratch;
+        if (!landed && source_fill(&part->source, chunk_offset(part, index) + at, length, scratch, problem))
             break;
-        while (same < length && scratch[same] == chunk->buffer->data[at + same])
+        while (same < length && second[same] == chunk->buffer->data[at + same])
             same++;
         offset = chunk_offset(part, index) + at + same;
         if (same < length)
@@ -206,11 +208,13 @@ static int check_chunk(struct part *part, uint32_t index, uint8_t *scratch, stru
 static void check_run(struct loop_op *op) {
     struct capture_worker *worker = CONTAINER_OF(op, struct capture_worker, op);
     struct part *part = worker->part;
+    const struct capture *capture = &part->capture;
     CLEANUP(freep) uint8_t *scratch = aligned_alloc(POOL_PAGE, 2 * DIGEST_LEAF_SIZE);
     int r = scratch ? 0 : -ENOMEM;
-    for (uint32_t i = 0; !r && i < part->chunk_count; i++)
-        r = check_chunk(part, i, scratch, &worker->problem);
-    if (!r)
+    uint32_t end = capture->first + capture->count;
+    for (uint32_t i = capture->first; !r && i < end; i++)
+        r = check_chunk(part, i, capture->second, scratch, &worker->problem);
+    if (!r && end == part->chunk_count)
         r = advance(part, part->source.image_size, &worker->problem);
     worker->result = r;
 }
@@ -270,7 +274,12 @@ void capture_start(struct part *part, uint32_t first, uint32_t count, uint32_t w
     put_to_work(part, (uint32_t)max_u64(1, min_u64(workers, capture->leaf_count / LEAVES_PER_WORKER)), capture_run);
 }
 
-void capture_check(struct part *part) {
-    part->capture.checking = true;
+void capture_check(struct part *part, uint32_t first, uint32_t count, uint8_t *landed) {
+    struct capture *capture = &part->capture;
+    assert(count && (!landed || count == 1));
+    capture->checking = true;
+    capture->first = first;
+    capture->count = count;
+    capture->second = landed;
     put_to_work(part, 1, check_run);
 }

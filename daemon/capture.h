@@ -31,11 +31,12 @@ struct capture {
     uint32_t at_work;       /* of them */
     uint32_t first, count;  /* chunks of the job */
     const uint8_t *pushed;  /* a pushed chunk lies here (in an area); NULL: read the source */
+    uint8_t *second;        /* check mode: where what was in device memory has landed, or NULL */
     uint64_t watermark;     /* the word's, as we left it */
     int result;             /* of the job: as a worker's */
     struct problem problem; /* if it failed */
     bool header_made, checking;
-    bool landed; /* what lies in device memory is in the chunks already */
+    bool landed; /* what lies in device memory is in the chunks (or in `second`) already */
     void (*done)(struct part *part);
 
     /* The job's leaves, between its workers. */
@@ -58,5 +59,6 @@ static inline bool capture_busy(const struct capture *capture) { return capture-
 uint32_t capture_workers(const struct part *part);
 /* Captures chunks, whose buffers are there; then calls done, from the loop. */
 void capture_start(struct part *part, uint32_t first, uint32_t count, uint32_t workers);
-/* Check mode: reads everything a second time and compares; then calls done. */
-void capture_check(struct part *part);
+/* Check mode: reads chunks a second time and compares, the last one last; then calls done. What lies in device memory
+ * has been read to `landed`; NULL: nothing does. */
+void capture_check(struct part *part, uint32_t first, uint32_t count, uint8_t *landed);

@@ -214,7 +214,9 @@ static void capture_done(struct part *part) {
         capture_over(part, capture->result);
         return;
     }
-    if (!capture->checking)
+    if (capture->checking)
+        part->checked += capture->count;
+    else
         part->captured += capture->count;
     set_stalled(part, false);
     if (capture->landed) {
@@ -223,7 +225,7 @@ static void capture_done(struct part *part) {
         memmove(&part->transfers[0], &part->transfers[1], (TRANSFERS_MAX - 1) * sizeof part->transfers[0]);
         part->transfers[TRANSFERS_MAX - 1] = NULL;
     }
-    bool to_be_checked = part->check && !capture->checking;
+    bool to_be_checked = part->check && part->checked < part->chunk_count;
     if (part->captured == part->chunk_count && !to_be_checked) {
         capture_over(part, 0);
         return;
@@ -258,8 +260,8 @@ bool part_revoked(struct part *part) {
 
 /* For its start, for the next push, or for the fence of check mode. */
 static bool waits_for_client(const struct part *part) {
-    return !capture_busy(&part->capture) &&
-           (part->held || (part->push && !part->push_area) || part->captured == part->chunk_count);
+    return !capture_busy(&part->capture) && (part->held || (part->push && !part->push_area) ||
+                                             (part->captured == part->chunk_count && !part->capture.checking));
 }
 
 /* The client has been silent for too long: the room that its save was promised is for others. */
@@ -285,13 +287,14 @@ static void look_elapsed(struct loop_op *op) {
     struct part *part = CONTAINER_OF(op, struct part, look);
     struct server *server = part->server;
     uint64_t now = loop_now(server->loop);
-    if (part->looked_captured != part->captured)
+    bool goes_on = part->looked_chunks != part->captured + part->checked;
+    if (goes_on)
         part->progress_ns = now;
     if (part->state != PART_CAPTURING || part_revoked(part) || give_up(part, now)) {
         server_settled(server);
         return;
     }
-    bool busy = capture_busy(&part->capture), goes_on = part->looked_captured != part->captured;
+    bool busy = capture_busy(&part->capture);
     if (busy && !goes_on && !part->stuck) {
         part->stuck = true;
         part_trace(part, TRACE_STUCK, NULL, 0, true);
@@ -304,7 +307,7 @@ static void look_elapsed(struct loop_op *op) {
             log_warning(server->log, "captures stand still: all their workers are stuck");
     }
     set_stalled(part, !goes_on && (busy || waits_for_client(part)));
-    part->looked_captured = part->captured;
+    part->looked_chunks = part->captured + part->checked;
     look_start(part);
 }
 
@@ -331,7 +334,7 @@ void part_begin(struct part *part) {
         return;
     part->begun_ns = part->progress_ns = loop_now(part->server->loop);
     look_start(part);
-    if (part->source.set->device_count && !part->push)
+    if (part->source.set->device_count && !part->push && !part->check)
         seek_place(part);
     part_capture_next(part);
 }
@@ -357,6 +360,7 @@ static bool transfer_begin(struct part *part, uint32_t slot, bool store, uint32_
         .source = &part->source,
         .word = part->word,
         .store = store,
+        .second = part->capture.checking,
         .first = store ? 0 : part->transferring,
         .count = count,
         .device = part->arena,
@@ -369,34 +373,50 @@ static bool transfer_begin(struct part *part, uint32_t slot, bool store, uint32_
     return r == 0;
 }
 
+/* The next stretch for a transfer; 0: there is no room now. The second reading goes to memory of the transfers' own. */
+static uint32_t next_piece(struct part *part) {
+    if (part->capture.checking)
+        return 1;
+    uint32_t piece = (uint32_t)min_u64(part->server->config->device_piece / part->chunk_size, CAPTURE_JOB_MAX);
+    uint32_t count = take_buffers(part, part->transferring, piece ? piece : 1);
+    if (count) {
+        stall_over(part);
+        return count;
+    }
+    if (!part->stalled_ns)
+        part->stalled_ns = loop_now(part->server->loop);
+    pool_wait(part->server->pool, &part->waiter);
+    return 0;
+}
+
 /* Keeps transfers going, and the worker busy with what has landed. */
 static void transfers_next(struct part *part) {
+    struct capture *capture = &part->capture;
     if (part->arena && !part->secured) {
         if (!part->transfers[0])
             (void)transfer_begin(part, 0, true, 0);
         return;
     }
-    uint32_t piece = (uint32_t)min_u64(part->server->config->device_piece / part->chunk_size, CAPTURE_JOB_MAX);
+    if (part->captured == part->chunk_count && !capture->checking) {
+        capture->checking = true;
+        part->transferring = 0;
+    }
     for (uint32_t slot = 0; slot < TRANSFERS_MAX && part->transferring < part->chunk_count; slot++) {
-        if (part->transfers[slot])
-            continue;
-        uint32_t count = take_buffers(part, part->transferring, piece ? piece : 1);
-        if (!count) {
-            if (!part->stalled_ns)
-                part->stalled_ns = loop_now(part->server->loop);
-            pool_wait(part->server->pool, &part->waiter);
+        uint32_t count = part->transfers[slot] ? 0 : next_piece(part);
+        if (!part->transfers[slot] && !count)
             break;
-        }
-        stall_over(part);
-        if (!transfer_begin(part, slot, false, count))
+        if (count && !transfer_begin(part, slot, false, count))
             return;
         part->transferring += count;
     }
     struct transfer *oldest = part->transfers[0];
-    if (!oldest || !transfer_landed(oldest) || capture_busy(&part->capture))
+    if (!oldest || !transfer_landed(oldest) || capture_busy(capture))
         return;
-    part->capture.landed = true;
-    capture_start(part, transfer_first(oldest), transfer_count(oldest), capture_workers(part));
+    capture->landed = true;
+    if (capture->checking)
+        capture_check(part, transfer_first(oldest), transfer_count(oldest), transfer_second(oldest));
+    else
+        capture_start(part, transfer_first(oldest), transfer_count(oldest), capture_workers(part));
 }
 
 /* Everything is in the arena: the client may write again, and what was its is let go. */
@@ -434,18 +454,20 @@ void part_transferred(struct part *part, struct transfer *transfer, int result, 
 
 void part_capture_next(struct part *part) {
     struct capture *capture = &part->capture;
-    if (part->state == PART_CAPTURING && part->source.set->device_count && !part->push && !part->held &&
-        part->captured < part->chunk_count) {
+    if (part->state != PART_CAPTURING || part->held)
+        return;
+    /* Nobody is left to change shared memory; private memory cannot be read any more. */
+    bool second = part->captured == part->chunk_count;
+    if (second && !part->fenced && part->session)
+        return;
+    if (part->source.set->device_count && !part->push) {
         transfers_next(part);
         return;
     }
-    if (part->state != PART_CAPTURING || part->held || capture_busy(capture) || (part->push && !part->push_area))
+    if (capture_busy(capture) || (part->push && !part->push_area))
         return;
-    if (part->captured == part->chunk_count) {
-        /* Nobody is left to change shared memory; private memory cannot be read any more. */
-        if (!part->fenced && part->session)
-            return;
-        capture_check(part);
+    if (second) {
+        capture_check(part, part->checked, (uint32_t)min_u64(CAPTURE_CHUNKS, part->chunk_count - part->checked), NULL);
         return;
     }
     uint32_t workers = capture_workers(part);
@@ -571,7 +593,7 @@ int part_new(struct version *version, const struct part_options *options, struct
     server->windowed += windowed ? reserve : 0;
     part->urgent = options->urgent;
     part->push = options->set->push;
-    part->check = options->check && !part->push && !options->set->device_count;
+    part->check = options->check && !part->push;
     part->held = options->held && !part->push;
     part->waiter.fn = room_came;
     TAILQ_INSERT_TAIL(&version->parts, part, link);

@@ -12,7 +12,8 @@
  * Shards in device memory come by transfers, at most TRANSFERS_MAX at a time and in order, into the
  * chunks' buffers; the capture workers then add what lies in host memory, and digest. With a place in
  * the device's arena, a transfer stores the whole image there first: then the part is `secured`, the
- * client's word complete, and what follows is between the arena and the host.
+ * client's word complete, and what follows is between the arena and the host. In check mode, which needs the client's
+ * memory to the end, no place is sought; the second reading comes by transfers, too.
  *
  * The part holds its pool reservation until it is durable in one lane, or failed in all. An image
  * larger than the pool is `windowed`: a chunk's memory goes as soon as its first lane has written it.
@@ -57,10 +58,11 @@ struct part {
     uint32_t chunk_size, chunk_count;
     struct chunk *chunks;
     uint32_t captured; /* contiguous chunks */
+    uint32_t checked;  /* check mode: those of them that were read a second time */
     uint64_t reserved; /* of the pool; 0 once released */
     bool windowed, urgent, push;
     struct transfer *transfers[TRANSFERS_MAX]; /* in order; NULL after the last */
-    uint32_t transferring;                     /* chunks that transfers have or had */
+    uint32_t transferring;                     /* chunks that transfers have or had, in this reading */
     struct device *arena;                      /* where the place is; NULL: none */
     struct arena_place place;
     uint32_t arena_generation;
@@ -69,9 +71,9 @@ struct part {
     bool check, fenced; /* check mode: the last advance waits for the fence, then for a second reading */
     struct capture capture;
     struct pool_waiter waiter;
-    struct loop_op look; /* while the capture sleeps or is under way: has it been revoked, is a worker stuck? */
-    uint32_t looked_captured;
-    uint64_t progress_ns; /* when it was seen to go on */
+    struct loop_op look;    /* while the capture sleeps or is under way: has it been revoked, is a worker stuck? */
+    uint32_t looked_chunks; /* captured and checked, by then */
+    uint64_t progress_ns;   /* when it was seen to go on */
     bool stuck;
     bool stalled;               /* its client has not let it go on since the last look: others do not wait for it */
     struct digest image_digest; /* once CAPTURED */

@@ -18,7 +18,7 @@
 #define QUIET_LOOK_NS NANOSECONDS_PER_MS
 
 struct landing {
-    struct pool_buffer *buffer;
+    struct pool_buffer *buffer; /* NULL: of a second reading */
     uint8_t *data;
     uint64_t offset; /* in the image */
     uint32_t length;
@@ -43,6 +43,7 @@ struct transfer {
     uint64_t quiet_since_ns;
     bool quiet, anyway; /* its client is quiet; has been for too long */
     uint64_t wait_ns;   /* until it may be tried again */
+    uint8_t *second;    /* NULL: it is none */
     uint32_t first, count;
     struct landing chunks[];
 };
@@ -74,7 +75,8 @@ static int land(struct transfer *transfer) {
     int r = 0;
     for (uint32_t i = 0; i < transfer->count; i++) {
         const struct landing *chunk = &transfer->chunks[i];
-        device_pin(job->device, chunk->segment, chunk->segment_data, chunk->segment_size);
+        if (chunk->buffer)
+            device_pin(job->device, chunk->segment, chunk->segment_data, chunk->segment_size);
     }
     for (uint32_t i = 0; !r && i < transfer->count; i++) {
         const struct landing *chunk = &transfer->chunks[i];
@@ -167,7 +169,9 @@ static void transfer_unref(struct transfer *transfer) {
     if (--transfer->refs)
         return;
     for (uint32_t i = 0; i < transfer->count; i++)
-        pool_buffer_unref(transfer->chunks[i].buffer);
+        if (transfer->chunks[i].buffer)
+            pool_buffer_unref(transfer->chunks[i].buffer);
+    free(transfer->second);
     struct source *source = &transfer->source;
     free(source->header);
     if (source->state_area)
@@ -218,9 +222,11 @@ int transfer_new(const struct transfer_options *options, struct transfer **ret_t
     const struct part *part = options->part;
     struct transfer *transfer = calloc(1, sizeof *transfer + options->count * sizeof transfer->chunks[0]);
     uint8_t *header = options->store ? malloc(options->source->set->layout.data_start) : NULL;
-    if (!transfer || (options->store && !header)) {
+    uint8_t *second = options->second ? malloc((size_t)options->count * part->chunk_size) : NULL;
+    if (!transfer || (options->store && !header) || (options->second && !second)) {
         free(transfer);
         free(header);
+        free(second);
         return -ENOMEM;
     }
     struct source *source = &transfer->source;
@@ -241,18 +247,21 @@ int transfer_new(const struct transfer_options *options, struct transfer **ret_t
     transfer->generation = options->generation;
     transfer->first = options->first;
     transfer->count = options->count;
+    transfer->second = second;
     for (uint32_t i = 0; i < options->count; i++) {
         const struct chunk *chunk = &part->chunks[options->first + i];
-        uint32_t segment = pool_buffer_segment(chunk->buffer);
-        transfer->chunks[i] = (struct landing){
-            .buffer = pool_buffer_ref(chunk->buffer),
-            .data = chunk->buffer->data,
-            .offset = (uint64_t)(options->first + i) * part->chunk_size,
-            .length = chunk->length,
-            .segment = segment,
-            .segment_data = pool_segment_data(part->server->pool, segment),
-            .segment_size = pool_segment_size(part->server->pool, segment),
-        };
+        struct landing *landing = &transfer->chunks[i];
+        landing->offset = (uint64_t)(options->first + i) * part->chunk_size;
+        landing->length = chunk->length;
+        if (second) {
+            landing->data = second + (size_t)i * part->chunk_size;
+            continue;
+        }
+        landing->buffer = pool_buffer_ref(chunk->buffer);
+        landing->data = chunk->buffer->data;
+        landing->segment = pool_buffer_segment(chunk->buffer);
+        landing->segment_data = pool_segment_data(part->server->pool, landing->segment);
+        landing->segment_size = pool_segment_size(part->server->pool, landing->segment);
     }
     transfer->job =
         (struct device_job){.needs_context = true, .run = transfer_run, .done = transfer_done, .free = transfer_free};
@@ -270,3 +279,4 @@ void transfer_forget(struct transfer *transfer) {
 bool transfer_landed(const struct transfer *transfer) { return transfer->landed; }
 uint32_t transfer_first(const struct transfer *transfer) { return transfer->first; }
 uint32_t transfer_count(const struct transfer *transfer) { return transfer->count; }
+uint8_t *transfer_second(const struct transfer *transfer) { return transfer->second; }

@@ -22,6 +22,7 @@ struct transfer_options {
     const struct source *source;
     struct word_map *word;
     bool store;            /* into the arena; else into the part's chunks [first, first + count) */
+    bool second;           /* check mode: not into the chunks, but into memory of its own */
     uint32_t first, count; /* which have buffers */
     struct device *device; /* of the arena; NULL: none, the bytes come from the set's devices */
     struct arena_place place;
@@ -36,3 +37,5 @@ void transfer_forget(struct transfer *transfer);
 bool transfer_landed(const struct transfer *transfer);
 uint32_t transfer_first(const struct transfer *transfer);
 uint32_t transfer_count(const struct transfer *transfer);
+/* What a second reading has brought; it stays the transfer's. */
+uint8_t *transfer_second(const struct transfer *transfer);

@@ -355,6 +355,61 @@ static void quiet(void) {
     finish();
 }
 
+static void fence(struct trainer *trainer) {
+    const struct message_fence body = {.counter = trainer->counter};
+    CHECK(peer_send(&trainer->peer, MESSAGE_FENCE, &body, NULL, 0, -1));
+}
+
+/* Check mode: what changes between the first reading and the fence is found and named, whatever lies around it in the
+ * image; what does not change counts. `second`: a device for half of it. */
+static void checked(const struct settings *settings, int second) {
+    enum { WORDS = 200000, CHANGED = 100000, CHUNK_SIZE = KIB(256) };
+    static uint64_t host[777];
+    struct trainer trainer;
+    begin(settings, "DELAY_US=0 DEVICES=2 MEMORY_MIB=256");
+    gpu_need_devices(second + 1);
+    trainer_open(&trainer, "checked");
+    CUdeviceptr strided = allocate(3000), innocent = add_legacy(&trainer, WORDS);
+    trainer_shard(&trainer, UINT32_MAX, 0, (struct gpu_shard){.host = host, .words = ARRAY_SIZE(host)});
+    trainer_shard(&trainer, trainer_legacy(&trainer, strided), 0,
+                  (struct gpu_shard){.memory = strided, .words = 1000, .stride = 24});
+    gpu_use(second);
+    CUdeviceptr changed = add_legacy(&trainer, WORDS); /* "w3" */
+    CHECK(trainer_register(&trainer) == 0);
+    for (uint64_t step = 1; step <= 6; step += 2) {
+        trainer_fill(&trainer, step);
+        trainer_save(&trainer, step, SAVE_CHECK);
+        fence(&trainer);
+        CHECK(trainer_captured(&trainer) == CODE_OK);
+        trainer_check(&trainer, step);
+        trainer_save(&trainer, step + 1, SAVE_CHECK);
+        uint64_t all_but_one = (trainer.image_size - 1) / CHUNK_SIZE * CHUNK_SIZE, word = 0;
+        EVENTUALLY(word_watermark(word_load(trainer.page)) >= all_but_one);
+        gpu_write(changed + CHANGED * 8, &word, sizeof word);
+        CHECK(word_watermark(word_load(trainer.page)) < trainer.image_size); /* it waits for the fence */
+        fence(&trainer);
+        CHECK(trainer_captured(&trainer) == CODE_E_LOST);
+        CLEANUP(freep) char *why = strndup(trainer.peer.message.tail, trainer.peer.message.tail_length);
+        if (!strstr(why, "the memory of w3 changed between save and fence"))
+            FAIL("%s", why);
+    }
+    CHECK(status_number("counters.captures_failed") == 3);
+    trainer_close(&trainer);
+    daemon_let_go();
+    EVENTUALLY(!second || status_number("cuda.devices.1.in_use") == 0);
+    CHECK(!files_ending("local/checked/1/2", ".safetensors") && !files_ending("local/checked/1/6", ".safetensors"));
+    CU(gpu.cuMemFree_v2(changed));
+    gpu_use(0);
+    CU(gpu.cuMemFree_v2(innocent));
+    CU(gpu.cuMemFree_v2(strided));
+    finish();
+}
+
+static void check_mode(void) { checked(&(struct settings){.device = "piece = 512K"}, 0); }
+static void check_mode_with_an_arena(void) { checked(&(struct settings){.device = "arena = 8M"}, 0); }
+static void check_mode_through_a_window(void) { checked(&(struct settings){.pool = "2M"}, 0); }
+static void check_mode_on_two_devices(void) { checked(&(struct settings){.device = "piece = 256K"}, 1); }
+
 /* empty_cache(): the memory goes back to the driver, and other memory comes at the same address. */
 static void released_and_described_anew(void) {
     struct trainer trainer;
@@ -673,6 +728,10 @@ int main(int argc, char **argv) {
         TEST(device_tier_full),
         TEST(held_save),
         TEST(quiet),
+        TEST(check_mode),
+        TEST(check_mode_with_an_arena),
+        TEST(check_mode_through_a_window),
+        TEST(check_mode_on_two_devices),
         TEST(released_and_described_anew),
         TEST(described_twice),
         TEST(trainer_killed),

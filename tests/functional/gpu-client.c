@@ -187,6 +187,107 @@ static void push_behind_a_stream(void) {
     save_behind(GPU_CLOSED, false);
 }
 
+/* ---- check mode ---- */
+
+/* Writes to the memory between save and fence are found by the fence, also those that are only queued by then. How
+ * late the first reading comes nobody knows: where it came after the writes there was nothing to find, and they last
+ * longer the next time. */
+static void changed_before_the_fence(bool queued) {
+    configure(&(struct settings){.no_parallel = true});
+    gpu_settings("DELAY_US=2000");
+    gpu_begin();
+    daemon_start();
+    struct gpu_memory memory = gpu_alloc(GPU_LEGACY, BYTES), other = gpu_alloc(GPU_MAPPED, BYTES);
+    void *words = NULL;
+    CU(gpu.cuMemHostAlloc(&words, BYTES, 0));
+    gpu_words_fill(memory.at, WORDS, 1);
+    gpu_words_fill(other.at, WORDS, 2);
+    ckpt *c = job_open("check");
+    protect_words(c, "innocent", gpu_pointer(other.at), WORDS, 0);
+    protect_words(c, "changed", gpu_pointer(memory.at), WORDS, 0);
+    struct ckpt_save_options options;
+    CKPT_INIT(options);
+    options.check = 1;
+    int r = CKPT_OK;
+    uint64_t step = 1, seed = 10;
+    for (uint64_t change_ms = 50; r == CKPT_OK; change_ms *= 2) {
+        CHECK(change_ms < 30000);
+        CHECK_OK(ckpt_save(c, step, &options)); /* nothing changes */
+        CHECK_OK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT));
+        CHECK_OK(ckpt_save(c, step + 1, &options));
+        for (uint64_t end = now_ms() + change_ms; now_ms() < end;)
+            if (queued)
+                pause_ms(10);
+            else
+                gpu_words_fill(memory.at, WORDS, ++seed);
+        words_fill(words, WORDS, ++seed);
+        for (int i = 0; queued && i < 40; i++) /* the last one says what all of them have said */
+            CU(gpu.cuMemcpyHtoDAsync_v2(memory.at, words, BYTES, NULL));
+        r = ckpt_fence(c, CKPT_DEFAULT_TIMEOUT);
+        step += 2;
+    }
+    CHECK_IS(CKPT_E_LOST, r);
+    CHECK_SAYS("changed between save and fence");
+    CHECK_SAYS("the memory of changed");
+    CU(gpu.cuCtxSynchronize());
+    gpu_words_fill(memory.at, WORDS, 3);
+    CHECK_OK(ckpt_save(c, step, &options));
+    CHECK_OK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT));
+    CHECK_OK(ckpt_wait(c, step, CKPT_LOCAL, CKPT_VERSION, CKPT_DEFAULT_TIMEOUT));
+    ckpt_restore *restore = restore_step(c, step);
+    restore_words_check(restore, "changed", WORDS, 3);
+    ckpt_restore_close(restore);
+    CHECK_OK(ckpt_close(c));
+    CU(gpu.cuMemFreeHost(words));
+    gpu_free(&memory);
+    gpu_free(&other);
+    finish();
+}
+
+static void check_finds_changed_memory(void) { changed_before_the_fence(false); }
+
+static void check_waits_for_what_is_queued(void) {
+    gpu_need_standin();
+    changed_before_the_fence(true);
+}
+
+/* What is eager may change after the save, however large it is. */
+static void check_of_eager_memory(void) {
+    enum { LARGE = MIB(17) / 8 };
+    configure(&(struct settings){.no_parallel = true, .pool = "256M"});
+    gpu_begin();
+    daemon_start();
+    struct gpu_memory small = gpu_alloc(GPU_LEGACY, BYTES), large = gpu_alloc(GPU_LEGACY, LARGE * 8);
+    CLEANUP(freep) uint64_t *host = malloc(LARGE * 8);
+    ckpt *c = job_open("eager");
+    protect_words(c, "small", gpu_pointer(small.at), WORDS, CKPT_EAGER);
+    protect_words(c, "host", host, LARGE, CKPT_EAGER);
+    protect_words(c, "large", gpu_pointer(large.at), LARGE, CKPT_EAGER);
+    struct ckpt_save_options options;
+    CKPT_INIT(options);
+    options.check = 1;
+    for (uint64_t step = 1; step <= 3; step++) {
+        gpu_words_fill(small.at, WORDS, step);
+        words_fill(host, LARGE, step + 10);
+        gpu_words_fill(large.at, LARGE, step + 20);
+        CHECK_OK(ckpt_save(c, step, &options));
+        gpu_words_fill(small.at, WORDS, 99);
+        words_fill(host, LARGE, 99);
+        gpu_words_fill(large.at, LARGE, 99);
+        CHECK_OK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT));
+    }
+    CHECK_OK(ckpt_wait(c, 3, CKPT_LOCAL, CKPT_VERSION, CKPT_DEFAULT_TIMEOUT));
+    ckpt_restore *r = restore_step(c, 3);
+    restore_words_check(r, "small", WORDS, 3);
+    restore_words_check(r, "host", LARGE, 13);
+    restore_words_check(r, "large", LARGE, 23);
+    ckpt_restore_close(r);
+    CHECK_OK(ckpt_close(c));
+    gpu_free(&small);
+    gpu_free(&large);
+    finish();
+}
+
 /* ---- shapes ---- */
 
 enum { ROWS = 37, COLUMNS = 61, WIDE = 80 };
@@ -630,6 +731,9 @@ static const struct test tests[] = {
     TEST(save_behind_a_stream),
     TEST(save_behind_the_default_stream),
     TEST(push_behind_a_stream),
+    TEST(check_finds_changed_memory),
+    TEST(check_waits_for_what_is_queued),
+    TEST(check_of_eager_memory),
     TEST(views_of_device_memory),
     TEST(views_that_are_pushed),
     TEST(memory_is_given_back),
