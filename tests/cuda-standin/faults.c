@@ -112,6 +112,7 @@ int faults_take(const char *name, bool *ret_sticky) {
 
 void faults_hang(void) {
     pthread_mutex_unlock(&standin.lock);
+    registry_say("hung");
     while (!registry_has("release")) {
         struct timespec pause = {.tv_nsec = NANOSECONDS_PER_MS};
         nanosleep(&pause, NULL);

@@ -134,6 +134,12 @@ void file_remove(const char *name) {
     unlink(path);
 }
 
+bool file_is_there(const char *name) {
+    char path[512];
+    snprintf(path, sizeof(path), "%s/%s", harness_directory, name);
+    return access(path, F_OK) == 0;
+}
+
 void scene_check(bool good, const char *text, const char *file, int line) {
     if (good)
         return;

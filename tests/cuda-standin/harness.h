@@ -36,6 +36,7 @@ bool mistakes_none(void);
 /* Files of the directory. */
 void file_make(const char *name, const char *text);
 void file_remove(const char *name);
+bool file_is_there(const char *name);
 
 /* In a scene. */
 #define CHECK(condition) scene_check(condition, #condition, __FILE__, __LINE__)

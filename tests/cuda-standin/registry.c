@@ -73,6 +73,12 @@ bool registry_has(const char *name) {
     return access(path, F_OK) == 0;
 }
 
+void registry_say(const char *name) {
+    CLEANUP(closep) int fd = file_open(name, O_WRONLY | O_CREAT);
+    if (fd < 0)
+        fprintf(stderr, "cuda-standin: %s: %m\n", name);
+}
+
 CUresult registry_open(void) {
     lock_fd = file_open("lock", O_RDWR | O_CREAT);
     driver_fd = file_open("driver-lock", O_RDWR | O_CREAT);

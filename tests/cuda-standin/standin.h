@@ -255,6 +255,8 @@ void registry_export_remove(const char *name);
 void registry_driver_lock(void);
 void registry_driver_unlock(void);
 bool registry_has(const char *name);
+/* Makes the file, if it is not there. */
+void registry_say(const char *name);
 
 /* ---- report.c ---- */
 void report_mistake(const char *format, ...) PRINTF_LIKE(1, 2);

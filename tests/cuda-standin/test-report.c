@@ -137,6 +137,7 @@ static void waits_for_release(void) {
     OK(cu.cuMemHostRegister_v2(host, sizeof(host), 0));
     OK(cu.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
     file_make("faults", "run:1=hang");
+    CHECK(!file_is_there("hung"));
     OK(cu.cuMemcpyDtoHAsync_v2(host, pointer, 100, NULL));
     OK(cu.cuEventRecord(event, NULL));
     for (int i = 0; i < 50; i++) {
@@ -144,6 +145,8 @@ static void waits_for_release(void) {
         usleep(1000);
     }
     CHECK(bytes_are(host, 0xCB, 100));
+    while (!file_is_there("hung"))
+        usleep(1000);
     file_make("release", "");
     OK(cu.cuEventSynchronize(event));
     CHECK(bytes_are(host, 5, 100));

@@ -457,34 +457,133 @@ static void described_twice(void) {
     finish();
 }
 
+/* What trainers and the test that kills them know of each other. */
+struct killing {
+    _Atomic uint32_t step; /* of the last save */
+    _Atomic uint64_t free_bytes;
+    _Atomic bool there, over; /* the bystander is; is no longer needed */
+};
+
+enum { KILLED_WORDS = 1 << 17 };
+
 static void train_for_ever(void *argument) {
     struct trainer trainer;
-    _Atomic uint32_t *step = argument;
+    struct killing *killing = argument;
     gpu_begin();
     trainer_open(&trainer, "killed");
-    add_legacy(&trainer, 1 << 17);
+    add_legacy(&trainer, KILLED_WORDS);
     CHECK(trainer_register(&trainer) == 0);
     for (;;) {
-        trainer_fill(&trainer, *step + 1);
-        trainer_save(&trainer, ++*step, 0);
+        trainer_fill(&trainer, killing->step + 1);
+        trainer_save(&trainer, ++killing->step, 0);
         CHECK(trainer_captured(&trainer) == CODE_OK);
     }
 }
 
-/* In the middle of a capture: the daemon lets go of everything, and serves the next one. */
+static void look_at_memory(void *argument) {
+    struct killing *killing = argument;
+    gpu_begin();
+    killing->free_bytes = gpu_free_bytes();
+    gpu_end();
+}
+
+/* As a process sees it that has nothing on the device. A real one may have other users. */
+static bool free_bytes_are(struct killing *killing, uint64_t expected) {
+    process_join(process_start(look_at_memory, killing));
+    return killing->free_bytes == expected || !gpu_is_standin();
+}
+
+/* Of the version in whose capture its trainer died there is everything or nothing; the ones before it are there. */
+static bool was_completed(const struct killing *killing) {
+    ckpt *c = job_open("killed");
+    ckpt_restore *r;
+    struct ckpt_restore_options options;
+    struct ckpt_restore_info info;
+    CKPT_INIT(options);
+    CKPT_INIT(info);
+    CHECK_OK(ckpt_restore_open(c, &options, &r));
+    CHECK_OK(ckpt_restore_get_info(r, &info));
+    bool completed = info.step == killing->step;
+    CHECK(completed || info.step == killing->step - 1);
+    restore_words_check(r, "w0", KILLED_WORDS, info.step * GPU_SHARDS_MAX);
+    ckpt_restore_close(r);
+    options.which = CKPT_RESTORE_STEP;
+    options.step = killing->step;
+    if (!completed)
+        CHECK_IS(CKPT_E_NOT_FOUND, ckpt_restore_open(c, &options, &r));
+    CHECK_OK(ckpt_close(c));
+    return completed;
+}
+
+/* At some moment of a capture: the daemon lets go of everything, the memory is free again, and the next one is served.
+ */
 static void trainer_killed(void) {
-    _Atomic uint32_t *step = shared_memory(sizeof *step);
+    struct killing *killing = shared_memory(sizeof *killing);
     configure(&(struct settings){.device = "piece = 256K"});
     gpu_settings("DELAY_US=2000");
     daemon_start();
+    (void)free_bytes_are(killing, 0);
+    uint64_t free_bytes = killing->free_bytes;
     for (int round = 0; round < 4; round++) {
-        uint32_t from = *step;
-        pid_t trainer = process_start(train_for_ever, step);
-        EVENTUALLY(*step >= from + 2);
+        uint32_t from = killing->step;
+        pid_t trainer = process_start(train_for_ever, killing);
+        EVENTUALLY(killing->step >= from + 2);
         pause_ms((unsigned)random_number(10));
         process_kill(trainer);
         daemon_let_go();
+        EVENTUALLY(free_bytes_are(killing, free_bytes));
+        (void)was_completed(killing);
     }
+    daemon_stop_unused();
+    gpu_check_mistakes();
+}
+
+static void stand_by(void *argument) {
+    struct trainer trainer;
+    struct killing *killing = argument;
+    gpu_begin();
+    trainer_open(&trainer, "bystander");
+    CUdeviceptr pointer = add_legacy(&trainer, 1000);
+    CHECK(trainer_register(&trainer) == 0);
+    trainer_round(&trainer, 1);
+    killing->there = true;
+    EVENTUALLY(killing->over);
+    trainer_round(&trainer, 2);
+    trainer_close(&trainer);
+    EVENTUALLY(status_number("cuda.devices.0.imports") == 0);
+    CU(gpu.cuMemFree_v2(pointer));
+    gpu_end();
+}
+
+/* While a copy out of its memory is under way: the driver keeps the memory for the daemon, which gives it back when the
+ * copy has ended. The version is dropped. Who else uses the device sees nothing of it. */
+static void trainer_killed_in_a_copy(void) {
+    struct killing *killing = shared_memory(sizeof *killing);
+    gpu_need_standin();
+    configure(&(struct settings){.device = "piece = 256K"});
+    gpu_settings("DELAY_US=0");
+    daemon_start();
+    pid_t bystander = process_start(stand_by, killing);
+    EVENTUALLY(killing->there);
+    (void)free_bytes_are(killing, 0);
+    uint64_t free_bytes = killing->free_bytes;
+    pid_t trainer = process_start(train_for_ever, killing);
+    EVENTUALLY(killing->step >= 2);
+    gpu_fault("ckptd/run:3=hang");
+    int64_t failed = status_number("counters.captures_failed");
+    EVENTUALLY(gpu_hangs());
+    process_kill(trainer);
+    EVENTUALLY(status_number("counters.captures_failed") == failed + 1);
+    CHECK(status_number("cuda.devices.0.imports") == 2);
+    CHECK(free_bytes_are(killing, free_bytes - KILLED_WORDS * 8));
+    gpu_fault(NULL);
+    gpu_unhang();
+    EVENTUALLY(status_number("cuda.devices.0.imports") == 1);
+    EVENTUALLY(free_bytes_are(killing, free_bytes));
+    CHECK(!was_completed(killing));
+    killing->over = true;
+    process_join(bystander);
+    daemon_let_go();
     daemon_stop_unused();
     gpu_check_mistakes();
 }
@@ -735,6 +834,7 @@ int main(int argc, char **argv) {
         TEST(released_and_described_anew),
         TEST(described_twice),
         TEST(trainer_killed),
+        TEST(trainer_killed_in_a_copy),
         TEST(daemon_killed),
         TEST(refused_probes),
         TEST(wrong_nonce),

@@ -73,6 +73,8 @@ void gpu_fault(const char *text) {
     CHECK(rename(test_path("cuda/faults.new"), test_path("cuda/faults")) == 0);
 }
 
+bool gpu_hangs(void) { return file_exists(test_path("cuda/hung")); }
+
 void gpu_unhang(void) { file_write(test_path("cuda/release"), "", 0); }
 
 void gpu_check_mistakes(void) {

@@ -51,6 +51,8 @@ void gpu_end(void);
 void gpu_check_mistakes(void);
 /* "[PROGRAM/]NAME:N[+]=CODE[!]" from now on. NULL: none. */
 void gpu_fault(const char *text);
+/* Something hangs by such a fault. */
+bool gpu_hangs(void);
 /* What hangs by such a fault goes on. */
 void gpu_unhang(void);
 uint64_t gpu_free_bytes(void);
