@@ -4,8 +4,8 @@
 /*
  * The device tier: an arena of device memory in which images wait to be brought to the host. A save
  * that finds a place there is captured by copies within the device, some ten times faster than to
- * the host, and its fence returns; another copies to the host at once. Here are only the places;
- * device.c has the memory, capture-device.c the copies.
+ * the host, and its fence returns; another copies to the host at once. Here are only the places of one
+ * device; device.c has the memory, berth.c a save's places on all its devices, transfer.c the copies.
  */
 
 #include "base/util.h"

@@ -111,10 +111,8 @@ static void forget_transfers(struct part *part) {
     for (uint32_t i = 0; i < TRANSFERS_MAX; i++)
         if (part->transfers[i])
             transfer_forget(STEAL(part->transfers[i]));
-    if (part->arena) {
-        arena_give(part->arena->arena, &part->place);
-        device_unuse(STEAL(part->arena));
-    }
+    if (part->berth)
+        berth_leave(STEAL(part->berth));
 }
 
 /* Nothing will drain it any more: names and layout may go too. */
@@ -319,23 +317,13 @@ static void look_start(struct part *part) {
 
 static void room_came(struct pool_waiter *waiter) { part_capture_next(CONTAINER_OF(waiter, struct part, waiter)); }
 
-/* A place for the whole image, if the set lies on one device and that has an arena with room. */
-static void seek_place(struct part *part) {
-    struct device *device = part->source.set->devices[0];
-    if (part->source.set->device_count != 1 || !arena_take(device->arena, part->source.image_size, &part->place))
-        return;
-    part->arena = device;
-    part->arena_generation = device->facts.generation;
-    device_use(device);
-}
-
 void part_begin(struct part *part) {
     if (part->state != PART_CAPTURING)
         return;
     part->begun_ns = part->progress_ns = loop_now(part->server->loop);
     look_start(part);
     if (part->source.set->device_count && !part->push && !part->check)
-        seek_place(part);
+        (void)berth_take(part->source.set, part->source.image_size, &part->berth);
     part_capture_next(part);
 }
 
@@ -363,9 +351,7 @@ static bool transfer_begin(struct part *part, uint32_t slot, bool store, uint32_
         .second = part->capture.checking,
         .first = store ? 0 : part->transferring,
         .count = count,
-        .device = part->arena,
-        .place = part->place,
-        .generation = part->arena_generation,
+        .berth = part->berth,
     };
     int r = transfer_new(&options, &part->transfers[slot]);
     if (r < 0)
@@ -392,7 +378,7 @@ static uint32_t next_piece(struct part *part) {
 /* Keeps transfers going, and the worker busy with what has landed. */
 static void transfers_next(struct part *part) {
     struct capture *capture = &part->capture;
-    if (part->arena && !part->secured) {
+    if (part->berth && !part->secured) {
         if (!part->transfers[0])
             (void)transfer_begin(part, 0, true, 0);
         return;
@@ -419,7 +405,7 @@ static void transfers_next(struct part *part) {
         capture_start(part, transfer_first(oldest), transfer_count(oldest), capture_workers(part));
 }
 
-/* Everything is in the arena: the client may write again, and what was its is let go. */
+/* Everything is in the device tier: the client may write again, and what was its is let go. */
 static void secure(struct part *part) {
     struct session *session = part->session;
     if (!source_valid(&part->source)) {
@@ -446,7 +432,7 @@ static void secure(struct part *part) {
 void part_transferred(struct part *part, struct transfer *transfer, int result, const struct problem *problem) {
     if (result < 0)
         capture_condemn(part, result, problem->text);
-    else if (part->arena && !part->secured)
+    else if (part->berth && !part->secured)
         secure(part);
     else if (transfer == part->transfers[0])
         transfers_next(part);

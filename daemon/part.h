@@ -11,9 +11,9 @@
  *
  * Shards in device memory come by transfers, at most TRANSFERS_MAX at a time and in order, into the
  * chunks' buffers; the capture workers then add what lies in host memory, and digest. With a place in
- * the device's arena, a transfer stores the whole image there first: then the part is `secured`, the
- * client's word complete, and what follows is between the arena and the host. In check mode, which needs the client's
- * memory to the end, no place is sought; the second reading comes by transfers, too.
+ * the arena of each of its devices, a transfer stores the whole image there first: then the part is
+ * `secured`, the client's word complete, and what follows is between the arenas and the host. In check mode, which
+ * needs the client's memory to the end, no place is sought; the second reading comes by transfers, too.
  *
  * The part holds its pool reservation until it is durable in one lane, or failed in all. An image
  * larger than the pool is `windowed`: a chunk's memory goes as soon as its first lane has written it.
@@ -63,11 +63,9 @@ struct part {
     bool windowed, urgent, push;
     struct transfer *transfers[TRANSFERS_MAX]; /* in order; NULL after the last */
     uint32_t transferring;                     /* chunks that transfers have or had, in this reading */
-    struct device *arena;                      /* where the place is; NULL: none */
-    struct arena_place place;
-    uint32_t arena_generation;
-    bool secured;       /* the whole image is in the arena: captured, to the client */
-    bool held;          /* until the client's START: what it queued before the save still runs */
+    struct berth *berth;                       /* its room in the device tier; NULL: none */
+    bool secured;                              /* the whole image is in the device tier: captured, to the client */
+    bool held;                                 /* until the client's START: what it queued before the save still runs */
     bool check, fenced; /* check mode: the last advance waits for the fence, then for a second reading */
     struct capture capture;
     struct pool_waiter waiter;

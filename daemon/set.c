@@ -143,6 +143,8 @@ int set_new(const void *table, size_t size, const struct set_options *options, s
     r = image_layout(set->shards, options->identity, &set->layout, problem);
     if (r < 0)
         return r;
+    if (set->device_count && (r = spread_new(set, &set->spread)) < 0)
+        return problem_set(problem, r, "out of memory");
     *ret_set = STEAL(set);
     return 0;
 }
@@ -178,6 +180,7 @@ void set_unref(struct set *set) {
     drop_areas(set);
     image_layout_deinit(&set->layout);
     shards_free(set->shards);
+    spread_free(set->spread);
     free(set->memories);
     free(set->table);
     free(set);

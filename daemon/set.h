@@ -9,6 +9,7 @@
 
 #include "base/problem.h"
 #include "daemon/imports.h"
+#include "daemon/spread.h"
 #include "proto/image.h"
 
 struct area {
@@ -35,7 +36,8 @@ struct set {
     uint32_t memory_count;
     struct device *devices[DEVICES_MAX]; /* on which they lie */
     uint32_t device_count;
-    uint32_t users; /* a registration and running captures: they need the areas and memories */
+    struct spread *spread; /* of the image over them; NULL: there are none */
+    uint32_t users;        /* a registration and running captures: they need the areas and memories */
     bool has_private, push;
     uint64_t nonce_address, nonce; /* in the client's memory, if private shards were probed */
     uint32_t private_count, shared_count, device_shards;

@@ -32,14 +32,12 @@ struct transfer {
     uint32_t refs;
     struct part *part; /* NULL: forgotten */
     _Atomic bool forgotten;
-    struct source source; /* with references of its own; empty if the bytes come out of the arena */
+    struct source source; /* with references of its own; empty if the bytes come out of the berth */
     struct word_map *word;
     bool store, landed;
-    struct device *arena; /* NULL: not from or to one */
-    struct arena_place place;
-    uint32_t generation;
-    uint64_t progress;    /* of a store */
-    uint32_t next_device; /* of the set */
+    struct berth *berth; /* NULL: not from or to one */
+    uint64_t progress;   /* of a store, on this device */
+    uint32_t device;     /* of the set: the index of that at which it is */
     uint64_t quiet_since_ns;
     bool quiet, anyway; /* its client is quiet; has been for too long */
     uint64_t wait_ns;   /* until it may be tried again */
@@ -50,24 +48,26 @@ struct transfer {
 
 /* ---- on the device's thread ---- */
 
-/* Where a byte of the image is in the arena. 0: the arena is gone. */
-static CUdeviceptr arena_address(struct transfer *transfer, uint64_t offset) {
-    struct device *device = transfer->arena;
-    if (!device->own.facts.arena || device->own.facts.generation != transfer->generation) {
-        problem_set(&transfer->job.problem, -EIO, "device %s: the arena was lost with its context", device->text);
-        return 0;
-    }
-    return device->own.facts.arena + transfer->place.offset + offset;
+/* The next piece of [offset, end) that is in the arena of this transfer's device. */
+static bool next_run(const struct transfer *transfer, uint64_t offset, uint64_t end, struct spread_run *ret_run) {
+    return spread_next(transfer->berth->set->spread, transfer->device, offset, end, ret_run);
 }
 
 static int queue_from_arena(struct transfer *transfer, const struct landing *chunk) {
-    struct device *device = transfer->arena;
-    CUdeviceptr from = arena_address(transfer, chunk->offset);
-    if (!from)
-        return -EIO;
-    return device_result(
-        device, device_cuda(device)->cuMemcpyDtoHAsync_v2(chunk->data, from, chunk->length, device->own.stream),
-        &transfer->job.problem, "cuMemcpyDtoHAsync");
+    struct device *device = transfer->job.device;
+    struct problem *problem = &transfer->job.problem;
+    uint64_t end = chunk->offset + chunk->length;
+    struct spread_run run;
+    int r = 0;
+    for (uint64_t at = chunk->offset; !r && next_run(transfer, at, end, &run); at = run.offset + run.length) {
+        CUdeviceptr from = berth_address(transfer->berth, transfer->device, run.at, problem);
+        r = from ? device_result(device,
+                                 device_cuda(device)->cuMemcpyDtoHAsync_v2(chunk->data + (run.offset - chunk->offset),
+                                                                           from, run.length, device->own.stream),
+                                 problem, "cuMemcpyDtoHAsync")
+                 : -EIO;
+    }
+    return r;
 }
 
 static int land(struct transfer *transfer) {
@@ -80,7 +80,7 @@ static int land(struct transfer *transfer) {
     }
     for (uint32_t i = 0; !r && i < transfer->count; i++) {
         const struct landing *chunk = &transfer->chunks[i];
-        r = transfer->arena ? queue_from_arena(transfer, chunk)
+        r = transfer->berth ? queue_from_arena(transfer, chunk)
                             : source_fill(&transfer->source, chunk->offset, chunk->length, chunk->data, &job->problem);
     }
     int waited = job->device->own.context ? device_wait(job->device, &job->problem) : r;
@@ -102,35 +102,53 @@ static int store_mixed(struct transfer *transfer, uint64_t offset, size_t length
     return r ? r : device_wait(device, problem);
 }
 
-static int store(struct transfer *transfer) {
+static int store_window(struct transfer *transfer, const struct spread_run *run, uint8_t *bounce) {
     struct source *source = &transfer->source;
-    const uint64_t end = min_u64(source->image_size, transfer->progress + STORE_BYTES);
+    struct problem *problem = &transfer->job.problem;
+    CUdeviceptr to = berth_address(transfer->berth, transfer->device, run->at, problem);
+    int r = to ? 0 : -EIO;
+    if (!r && !run->offset)
+        image_header(&source->set->layout, source->state_length, source->header);
+    if (!r && source_mixed(source, run->offset, run->length))
+        r = store_mixed(transfer, run->offset, run->length, to, bounce);
+    source->reach = SOURCE_DEVICE_CONTIGUOUS;
+    source->within_device = true;
+    if (!r)
+        r = source_fill(source, run->offset, run->length, (uint8_t *)(uintptr_t)to, problem);
+    source->within_device = false;
+    return r;
+}
+
+/* What is at home with this device. */
+static int store(struct transfer *transfer) {
+    const uint64_t size = transfer->source.image_size;
+    struct spread_run run;
     CLEANUP(freep) uint8_t *bounce = calloc(1, STORE_WINDOW);
     int r = bounce ? 0 : -ENOMEM;
-    if (!transfer->progress)
-        image_header(&source->set->layout, source->state_length, source->header);
-    for (uint64_t at = transfer->progress; !r && at < end; at += STORE_WINDOW) {
-        size_t length = (size_t)min_u64(STORE_WINDOW, end - at);
-        CUdeviceptr to = arena_address(transfer, at);
-        r = to ? 0 : -EIO;
-        if (!r && source_mixed(source, at, length))
-            r = store_mixed(transfer, at, length, to, bounce);
-        source->reach = SOURCE_DEVICE_CONTIGUOUS;
-        source->within_device = true;
-        if (!r)
-            r = source_fill(source, at, length, (uint8_t *)(uintptr_t)to, &transfer->job.problem);
-        source->within_device = false;
+    for (uint64_t stored = 0; !r && stored < STORE_BYTES; stored += run.length) {
+        if (!next_run(transfer, transfer->progress, size, &run)) {
+            transfer->progress = size;
+            break;
+        }
+        run.length = min_u64(run.length, STORE_WINDOW);
+        r = store_window(transfer, &run, bounce);
+        transfer->progress = run.offset + run.length;
     }
     int waited = transfer->job.device->own.context ? device_wait(transfer->job.device, &transfer->job.problem) : r;
-    transfer->progress = end;
     return r ? r : waited;
 }
 
 /* By the device's rate; a copy within the device does not count. 0: now. */
 static uint64_t landing_wait(struct transfer *transfer) {
     uint64_t bytes = 0;
-    for (uint32_t i = 0; i < transfer->count; i++)
-        bytes += transfer->chunks[i].length;
+    struct spread_run run;
+    for (uint32_t i = 0; i < transfer->count; i++) {
+        uint64_t at = transfer->chunks[i].offset, end = at + transfer->chunks[i].length;
+        if (!transfer->berth)
+            bytes += end - at;
+        for (; transfer->berth && next_run(transfer, at, end, &run); at = run.offset + run.length)
+            bytes += run.length;
+    }
     return device_pace(transfer->job.device, bytes);
 }
 
@@ -181,8 +199,14 @@ static void transfer_unref(struct transfer *transfer) {
         set_unuse(source->set);
         set_unref(source->set);
     }
+    if (transfer->berth)
+        berth_unref(transfer->berth);
     word_map_unref(transfer->word);
     free(transfer);
+}
+
+static const struct set *transfer_set(const struct transfer *transfer) {
+    return transfer->berth ? transfer->berth->set : transfer->source.set;
 }
 
 static void transfer_free(struct device_job *job) { transfer_unref(CONTAINER_OF(job, struct transfer, job)); }
@@ -190,7 +214,6 @@ static void transfer_free(struct device_job *job) { transfer_unref(CONTAINER_OF(
 static void transfer_done(struct device_job *job, int result, const struct problem *problem) {
     struct transfer *transfer = CONTAINER_OF(job, struct transfer, job);
     struct part *part = transfer->part;
-    const struct set *set = transfer->source.set;
     if (!part)
         return;
     if (result == -EAGAIN) {
@@ -210,8 +233,9 @@ static void transfer_done(struct device_job *job, int result, const struct probl
     transfer->anyway = false;
     if (transfer->store && transfer->progress < transfer->source.image_size) {
         device_submit(job->device, job);
-    } else if (!transfer->arena && ++transfer->next_device < set->device_count) {
-        device_submit(set->devices[transfer->next_device], job);
+    } else if (++transfer->device < transfer_set(transfer)->device_count) {
+        transfer->progress = 0;
+        device_submit(transfer_set(transfer)->devices[transfer->device], job);
     } else {
         transfer->landed = true;
         part_transferred(part, transfer, 0, NULL);
@@ -230,7 +254,7 @@ int transfer_new(const struct transfer_options *options, struct transfer **ret_t
         return -ENOMEM;
     }
     struct source *source = &transfer->source;
-    if (options->store || !options->device) { /* what comes out of the arena needs the client no more */
+    if (options->store || !options->berth) { /* what comes out of the berth needs the client no more */
         *source = *options->source;
         source->header = header;
         set_use(set_ref(source->set));
@@ -242,9 +266,7 @@ int transfer_new(const struct transfer_options *options, struct transfer **ret_t
     transfer->part = options->part;
     transfer->word = word_map_ref(options->word);
     transfer->store = options->store;
-    transfer->arena = options->device;
-    transfer->place = options->place;
-    transfer->generation = options->generation;
+    transfer->berth = options->berth ? berth_ref(options->berth) : NULL;
     transfer->first = options->first;
     transfer->count = options->count;
     transfer->second = second;
@@ -265,7 +287,7 @@ int transfer_new(const struct transfer_options *options, struct transfer **ret_t
     }
     transfer->job =
         (struct device_job){.needs_context = true, .run = transfer_run, .done = transfer_done, .free = transfer_free};
-    device_submit(options->device ? options->device : source->set->devices[0], &transfer->job);
+    device_submit(transfer_set(transfer)->devices[0], &transfer->job);
     *ret_transfer = transfer;
     return 0;
 }

@@ -3,12 +3,12 @@
 
 /*
  * A transfer is a stretch of one image on its way through a device's thread: into the arena (all of
- * the image, within the device), or into chunks in the host's pool (a piece; of a set on several
- * devices through one after the other). It holds everything that it reads and writes by itself, so
+ * the image, within the device), or into chunks in the host's pool (a piece); of a set on several
+ * devices through one after the other. It holds everything that it reads and writes by itself, so
  * that its part may fail, and its device hang, without memory being used by two.
  */
 
-#include "daemon/arena.h"
+#include "daemon/berth.h"
 #include "daemon/source.h"
 #include "proto/word.h"
 
@@ -21,12 +21,10 @@ struct transfer_options {
     struct part *part;
     const struct source *source;
     struct word_map *word;
-    bool store;            /* into the arena; else into the part's chunks [first, first + count) */
+    bool store;            /* into the berth; else into the part's chunks [first, first + count) */
     bool second;           /* check mode: not into the chunks, but into memory of its own */
     uint32_t first, count; /* which have buffers */
-    struct device *device; /* of the arena; NULL: none, the bytes come from the set's devices */
-    struct arena_place place;
-    uint32_t generation; /* of the context in which the place is */
+    struct berth *berth;   /* NULL: none, the bytes come from the client's memory */
 };
 
 /* Begins it. Its end comes by part_transferred(), unless it is forgotten before. */

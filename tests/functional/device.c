@@ -307,6 +307,176 @@ static void device_tier_full(void) {
     finish();
 }
 
+/* Tensors of two devices by turns in the image, strided ones and the host's among them; the arenas have room for this
+ * many images of them. Pieces are smaller than tensors, and reach over their seams. */
+enum { SPREAD_WORDS = 40000, SPREAD_TURNS = 6 };
+
+struct spread_trainer {
+    struct trainer trainer;
+    CUdeviceptr pointers[2][2];
+    uint64_t host[5000];
+};
+
+static void spread_shards(struct spread_trainer *spread) {
+    struct trainer *trainer = &spread->trainer;
+    for (uint32_t i = 0; i < SPREAD_TURNS; i++) {
+        uint32_t which = i % 2;
+        uint64_t from = i / 2 * SPREAD_WORDS * 8;
+        trainer_shard(trainer, 2 * which, from,
+                      (struct gpu_shard){.memory = spread->pointers[which][0] + from, .words = SPREAD_WORDS - i});
+        if (i == 2)
+            trainer_shard(trainer, UINT32_MAX, 0, (struct gpu_shard){.host = spread->host, .words = 5000});
+        if (i >= 2 && i <= 4)
+            trainer_shard(trainer, 2 * which + 1, i * 8,
+                          (struct gpu_shard){.memory = spread->pointers[which][1] + i * 8, .words = 50, .stride = 40});
+    }
+    CHECK(trainer_register(trainer) == 0);
+}
+
+static void spread_open(struct spread_trainer *spread, const char *job) {
+    gpu_need_devices(2);
+    *spread = (struct spread_trainer){0};
+    trainer_open(&spread->trainer, job);
+    for (int device = 0; device < 2; device++) {
+        gpu_use(device);
+        spread->pointers[device][0] = allocate(SPREAD_TURNS / 2 * SPREAD_WORDS);
+        spread->pointers[device][1] = allocate(3000);
+        (void)trainer_legacy(&spread->trainer, spread->pointers[device][0]);
+        (void)trainer_legacy(&spread->trainer, spread->pointers[device][1]);
+    }
+    spread_shards(spread);
+}
+
+static void spread_close(struct spread_trainer *spread) {
+    trainer_close(&spread->trainer);
+    EVENTUALLY(status_number("cuda.devices.1.in_use") == 0);
+    daemon_let_go();
+    for (int device = 0; device < 2; device++) {
+        gpu_use(device);
+        CU(gpu.cuMemFree_v2(spread->pointers[device][0]));
+        CU(gpu.cuMemFree_v2(spread->pointers[device][1]));
+    }
+}
+
+static void arenas_expect_empty(void) {
+    EVENTUALLY(status_number("cuda.devices.0.arena_used") == 0);
+    EVENTUALLY(status_number("cuda.devices.1.arena_used") == 0);
+}
+
+/* Each device's bytes wait in its own arena, and nothing lies in both. */
+static void device_tier_of_two_devices(void) {
+    enum { SAVES = 3 };
+    static struct spread_trainer spread;
+    struct trainer *trainer = &spread.trainer;
+    begin(&(struct settings){.device = "arena = 4M\nrate_mib_s = 2\npiece = 512K"}, "DEVICES=2 MEMORY_MIB=256");
+    spread_open(&spread, "spread");
+    CHECK(trainer_usage(trainer).arena_bytes == MIB(8));
+    struct gpu_shard saved[SAVES][GPU_SHARDS_MAX];
+    int64_t most[2] = {0};
+    for (uint64_t step = 1; step <= SAVES; step++) {
+        trainer_fill(trainer, step);
+        memcpy(saved[step - 1], trainer->shards, sizeof trainer->shards);
+        trainer_save(trainer, step, 0);
+        CHECK(trainer_captured(trainer) == CODE_OK);
+        int64_t used[2] = {status_number("cuda.devices.0.arena_used"), status_number("cuda.devices.1.arena_used")};
+        for (int device = 0; device < 2; device++)
+            most[device] = used[device] > most[device] ? used[device] : most[device];
+    }
+    trainer_fill(trainer, 99);
+    const int64_t half = SPREAD_TURNS / 2 * SPREAD_WORDS * 8;
+    for (int device = 0; device < 2; device++)
+        CHECK(most[device] > 2 * half && most[device] < SAVES * half + (int64_t)MIB(1)); /* several wait there */
+    for (uint64_t step = 1; step <= SAVES; step++) {
+        memcpy(trainer->shards, saved[step - 1], sizeof trainer->shards);
+        trainer_check(trainer, step);
+    }
+    arenas_expect_empty();
+    spread_close(&spread);
+    finish();
+}
+
+/* All or none: no room on the second device, then none is taken on the first. */
+static void device_tier_full_on_one(void) {
+    static struct spread_trainer spread;
+    struct trainer other;
+    gpu_need_standin();
+    begin(&(struct settings){.device = "arena = 1M\npiece = 512K"}, "DEVICES=2 MEMORY_MIB=256");
+    spread_open(&spread, "both");
+    gpu_use(1);
+    trainer_open(&other, "full");
+    CUdeviceptr pointer = allocate(1 << 16);
+    trainer_shard(&other, trainer_legacy(&other, pointer), 0, (struct gpu_shard){.memory = pointer, .words = 1 << 16});
+    CHECK(trainer_register(&other) == 0);
+    trainer_fill(&other, 1);
+    trainer_fill(&spread.trainer, 1);
+    gpu_fault("ckptd/cuMemcpyDtoHAsync_v2:1=hang"); /* it stays in the arena */
+    trainer_save(&other, 1, 0);
+    CHECK(trainer_captured(&other) == CODE_OK);
+    trainer_save(&spread.trainer, 1, 0);
+    CHECK(status_number("cuda.devices.0.arena_used") == 0);
+    CHECK(status_number("cuda.devices.1.arena_used") > 1 << 19);
+    gpu_unhang();
+    CHECK(trainer_captured(&spread.trainer) == CODE_OK);
+    struct gpu_shard saved[GPU_SHARDS_MAX];
+    memcpy(saved, spread.trainer.shards, sizeof saved);
+    trainer_fill(&spread.trainer, 99);
+    memcpy(spread.trainer.shards, saved, sizeof saved);
+    trainer_check(&spread.trainer, 1);
+    trainer_check(&other, 1);
+    gpu_fault(NULL);
+    trainer_round(&spread.trainer, 2);
+    arenas_expect_empty();
+    trainer_close(&other);
+    spread_close(&spread);
+    gpu_use(1);
+    CU(gpu.cuMemFree_v2(pointer));
+    finish();
+}
+
+static bool has_version(const char *job, uint64_t step) {
+    return file_exists(test_path("local/%s/1/%llu/rank-00000.safetensors", job, (unsigned long long)step));
+}
+
+/* The context of one device is lost when both have everything: what was still there is lost, and not read out of the
+ * arena of a new context; the room on the other device comes back. */
+static void device_tier_lost_on_one(void) {
+    static struct spread_trainer spread;
+    struct gpu_shard saved[4][GPU_SHARDS_MAX];
+    struct trainer *trainer = &spread.trainer;
+    gpu_need_standin();
+    begin(&(struct settings){.device = "arena = 4M\nrate_mib_s = 1\npiece = 512K"},
+          "DEVICES=2 MEMORY_MIB=256 LEAKS=report");
+    spread_open(&spread, "lost");
+    trainer_round(trainer, 1);
+    for (uint64_t step = 2; step <= 3; step++) {
+        trainer_fill(trainer, step);
+        memcpy(saved[step], trainer->shards, sizeof trainer->shards);
+        trainer_save(trainer, step, 0);
+        CHECK(trainer_captured(trainer) == CODE_OK);
+    }
+    gpu_fault("ckptd/cuMemcpyDtoHAsync_v2:1=700!");
+    EVENTUALLY(daemon_logged("a save was given up"));
+    gpu_fault(NULL);
+    arenas_expect_empty();
+    EVENTUALLY(status_number("tiers.0.pending_bytes") == 0);
+    for (uint64_t step = 2; step <= 3; step++)
+        if (has_version("lost", step)) {
+            memcpy(trainer->shards, saved[step], sizeof trainer->shards);
+            trainer_check(trainer, step);
+        }
+    CHECK(!has_version("lost", 2) || !has_version("lost", 3));
+    trainer_release(trainer);
+    trainer->shard_count = trainer->writer.count = 0;
+    trainer->writer.size = 0;
+    for (int device = 0; device < 2; device++)
+        for (int i = 0; i < 2; i++)
+            (void)trainer_legacy(trainer, spread.pointers[device][i]);
+    spread_shards(&spread);
+    trainer_round(trainer, 4);
+    spread_close(&spread);
+    gpu_end();
+}
+
 /* Nothing is read before START; a client that ends before it has no such version. */
 static void held_save(void) {
     struct trainer trainer;
@@ -825,6 +995,9 @@ int main(int argc, char **argv) {
         TEST(two_trainers),
         TEST(device_tier),
         TEST(device_tier_full),
+        TEST(device_tier_of_two_devices),
+        TEST(device_tier_full_on_one),
+        TEST(device_tier_lost_on_one),
         TEST(held_save),
         TEST(quiet),
         TEST(check_mode),

@@ -147,15 +147,14 @@ void trainer_shard(struct trainer *trainer, uint32_t memory, uint64_t offset, st
 }
 
 uint32_t trainer_register(struct trainer *trainer) {
-    static uint64_t nonce;
-    nonce = random_number(UINT64_MAX) | 1;
+    trainer->nonce = random_number(UINT64_MAX) | 1;
     int fd = wire_memfd("table", trainer->writer.data, trainer->writer.size);
     CHECK(fd >= 0);
     const struct message_register message = {.table_size = trainer->writer.size,
                                              .count = trainer->writer.count,
                                              .set = ++trainer->set,
-                                             .nonce_address = (uint64_t)(uintptr_t)&nonce,
-                                             .nonce = nonce};
+                                             .nonce_address = (uint64_t)(uintptr_t)&trainer->nonce,
+                                             .nonce = trainer->nonce};
     ask(trainer, MESSAGE_REGISTER, &message, fd, MESSAGE_REGISTERED);
     close(fd);
     return ((const struct message_registered *)trainer->peer.message.body)->flags;
@@ -232,7 +231,10 @@ void trainer_check(struct trainer *trainer, uint64_t step) {
     const struct image_identity identity = {.job = trainer->job, .world = 1};
     CHECK(shards_parse(trainer->writer.data, trainer->writer.size, trainer->writer.count, &shards, &problem) == 0);
     CHECK(image_layout(shards, &identity, &layout, &problem) == 0);
-    char *file = local_file(trainer->job, step);
+    char *file = local_file(trainer->job, step), *header = malloc(layout.data_start);
+    image_header(&layout, 0, header);
+    CHECK(memcmp(file, header, layout.data_start) == 0);
+    free(header);
     for (uint32_t i = 0; i < trainer->shard_count; i++)
         words_check((const uint64_t *)(file + layout.shard_offset[i]), trainer->shards[i].words,
                     trainer->shards[i].seed);

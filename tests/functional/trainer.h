@@ -27,6 +27,7 @@ struct trainer {
     uint16_t counter;
     uint64_t image_size;
     uint32_t memories, set;
+    uint64_t nonce; /* of the last registration: it is looked at as long as there are captures */
     struct shards_writer writer;
     struct gpu_shard shards[GPU_SHARDS_MAX];
     uint32_t shard_count;
