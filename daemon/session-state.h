@@ -3,8 +3,8 @@
 
 /*
  * What the files of a session share: session.c (life, sending, receiving), session-open.c (open and
- * attach), session-save.c (areas, sets, saves, pushes), session-device.c (device memory), session-ask.c (waits and
- * questions) and session-restore.c. Nobody else includes this.
+ * attach), session-save.c (areas, sets, saves, pushes), session-device.c (device memory), session-wait.c (waits for a
+ * level), session-ask.c (questions) and session-restore.c. Nobody else includes this.
  */
 
 #include "daemon/session.h"
