@@ -302,8 +302,9 @@ enum {
 };
 /* Waits until the step is durable at the level; default 600 s. CKPT_SKIPPED: it never will be at that
  * level (superseded, or not asked for). A deeper level counts: a version that is GLOBAL survives what a
- * LOCAL one does. ckpt_test never waits: CKPT_PENDING; for the running capture (CKPT_CAPTURED, CKPT_PART)
- * it asks nobody. */
+ * LOCAL one does. CKPT_E_NOT_FOUND: there is no such step in this run, neither in the daemon's memory nor in
+ * a tier of such a level. ckpt_test never waits: CKPT_PENDING; for the running capture (CKPT_CAPTURED,
+ * CKPT_PART) it asks nobody. */
 CKPT_PUBLIC int ckpt_wait(ckpt *c, uint64_t step, uint32_t level, uint32_t scope, uint64_t timeout_ms);
 CKPT_PUBLIC int ckpt_test(ckpt *c, uint64_t step, uint32_t level, uint32_t scope);
 

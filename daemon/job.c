@@ -509,10 +509,18 @@ uint32_t job_silent_lanes(const struct job *job) {
     return silent;
 }
 
+/* It may be here only because somebody reads it, or its parts are forgotten. */
+static bool is_known(const struct version *version) {
+    bool known = version->captured || version->doomed || !TAILQ_EMPTY(&version->parts);
+    for (uint32_t i = 0; i < version->job->lane_count && !known; i++)
+        known = version->lanes[i].wanted || version->lanes[i].first_ns;
+    return known;
+}
+
 int job_level_reached(struct job *job, struct version_id id, uint32_t rank, enum level level, bool whole_version,
                       struct problem *problem) {
     struct version *version = job_find_version(job, id);
-    if (!version) {
+    if (!version || !is_known(version)) {
         for (enum level at = level; at < LEVEL_COUNT; at++)
             if (job->durable[at].found && version_compare(job->durable[at].id, id) == 0)
                 return CODE_OK;

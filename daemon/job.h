@@ -133,7 +133,7 @@ void version_superseded(struct version *version, uint32_t lane);
 void version_absent(struct version *version, uint32_t rank, const char *reason);
 
 /* Is this version (or this rank's part of it) at least at the level? CODE_OK, CODE_PENDING,
- * CODE_SKIPPED (never), or CODE_E_... with the problem. */
+ * CODE_SKIPPED (never), or CODE_E_... with the problem; CODE_E_NOT_FOUND: what is in memory does not tell. */
 int job_level_reached(struct job *job, struct version_id id, uint32_t rank, enum level level, bool whole_version,
                       struct problem *problem);
 /* Notes that a version is complete at a level (from a scan, or now). */

@@ -16,12 +16,14 @@ struct outgoing {
 };
 TAILQ_HEAD(outgoing_list, outgoing);
 
+struct look;
 struct wait {
     TAILQ_ENTRY(wait) link;
     struct session *session;
     uint32_t serial;
     struct message_wait message;
     bool answered;
+    struct look *look; /* into the tiers; NULL: none is under way */
     struct loop_op timer;
 };
 TAILQ_HEAD(wait_list, wait);

@@ -192,7 +192,7 @@ struct message_wait {
     uint64_t step; /* in this run's generation */
     uint32_t level;
     uint32_t scope;
-    uint64_t timeout_ms; /* 0: answer at once */
+    uint64_t timeout_ms; /* 0: do not wait */
 };
 
 struct message_waited {

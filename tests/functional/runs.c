@@ -49,6 +49,64 @@ static void no_version(void) {
     CHECK_OK(ckpt_close(c));
 }
 
+static void wait_everywhere(ckpt *c, uint64_t step, int expected) {
+    for (uint32_t level = CKPT_CAPTURED; level <= CKPT_GLOBAL; level++) {
+        CHECK_IS(expected, ckpt_test(c, step, level, CKPT_PART));
+        CHECK_IS(expected, ckpt_wait(c, step, level, CKPT_VERSION, PATIENCE_MS));
+    }
+}
+
+/* Steps that the daemon remembers no more, and those of a daemon before it: what their files say is the answer. */
+static void what_is_forgotten_is_looked_up(void) {
+    enum { STEPS = 270, KEPT = 50 }; /* 256 are remembered */
+    configure(&(struct settings){.local = "keep = 1000\nbacklog = 1000\nworkers = 16",
+                                 .parallel = "keep = 50\nbacklog = 1000\nworkers = 16\ntrash_grace_s = 0"});
+    daemon_start();
+    ckpt *c = rank_open("forgotten", 0, 1, "run");
+    CHECK_OK(ckpt_protect_array(c, "words", CKPT_U64, words, 8));
+    for (uint64_t step = 1; step <= STEPS; step++)
+        save_captured(c, step);
+    EVENTUALLY(files_ending("local", "complete.json") == STEPS && files_ending("parallel", "complete.json") == KEPT);
+    CHECK_OK(ckpt_wait(c, 3, CKPT_LOCAL, CKPT_VERSION, PATIENCE_MS));
+    CHECK_OK(ckpt_test(c, 3, CKPT_LOCAL, CKPT_PART));
+    CHECK_OK(ckpt_test(c, 3, CKPT_CAPTURED, CKPT_PART));
+    CHECK_IS(CKPT_E_NOT_FOUND, ckpt_wait(c, 3, CKPT_GLOBAL, CKPT_VERSION, PATIENCE_MS)); /* not any more */
+    CHECK_SAYS("step 3");
+    CHECK_IS(CKPT_E_NOT_FOUND, ckpt_test(c, 3, CKPT_GLOBAL, CKPT_PART));
+    wait_everywhere(c, STEPS + 1, CKPT_E_NOT_FOUND);
+    ckpt_restore *r = restore_of(c, 2); /* now it is known, but not what became of its save */
+    CHECK_OK(ckpt_wait(c, 2, CKPT_LOCAL, CKPT_VERSION, PATIENCE_MS));
+    ckpt_restore_close(r);
+    daemon_kill();
+    daemon_start();
+    EVENTUALLY(ckpt_test(c, STEPS - KEPT / 2, CKPT_GLOBAL, CKPT_PART) == CKPT_OK); /* once it has connected again */
+    wait_everywhere(c, STEPS - KEPT / 2, CKPT_OK);
+    CHECK_OK(ckpt_test(c, 1, CKPT_LOCAL, CKPT_PART));
+    wait_everywhere(c, 0, CKPT_E_NOT_FOUND);
+    CHECK_OK(ckpt_close(c));
+}
+
+/* A copy that is damaged is no answer. */
+static void what_is_forgotten_and_damaged(void) {
+    configure(&(struct settings){.no_parallel = true});
+    daemon_start();
+    ckpt *c = rank_open("damaged", 0, 1, "run");
+    CHECK_OK(ckpt_protect_array(c, "words", CKPT_U64, words, 8));
+    save_durable(c, 1, CKPT_LOCAL);
+    save_durable(c, 2, CKPT_LOCAL); /* the newest one is remembered in any case */
+    daemon_kill();
+    daemon_start();
+    EVENTUALLY(ckpt_test(c, 1, CKPT_LOCAL, CKPT_VERSION) == CKPT_OK); /* once it has connected again */
+    file_flip(test_path("local/damaged/1/1/complete.json"), 20);
+    CHECK_OK(ckpt_test(c, 1, CKPT_LOCAL, CKPT_PART));
+    CHECK_IS(CKPT_E_DAMAGED, ckpt_test(c, 1, CKPT_LOCAL, CKPT_VERSION));
+    CHECK_SAYS("complete.json");
+    file_flip(test_path("local/damaged/1/1/rank-00000.json"), 20);
+    CHECK_IS(CKPT_E_DAMAGED, ckpt_wait(c, 1, CKPT_LOCAL, CKPT_PART, PATIENCE_MS));
+    CHECK_SAYS("rank-00000.json");
+    CHECK_OK(ckpt_close(c));
+}
+
 static void same_step_twice(void) {
     daemon_start();
     ckpt *c = open_protected("twice");
@@ -305,6 +363,8 @@ static void rubbish_in_every_file(void) {
 int main(int argc, char **argv) {
     const struct test tests[] = {
         TEST(no_version),
+        TEST(what_is_forgotten_is_looked_up),
+        TEST(what_is_forgotten_and_damaged),
         TEST(same_step_twice),
         TEST(older_step_then_forward),
         TEST(second_run_is_refused),
