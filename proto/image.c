@@ -8,7 +8,7 @@
 #include <errno.h>
 
 /*
- * The layout costs 12 bytes a shard and the header's text; while it is computed, 17 more for an
+ * The layout costs 12 bytes a shard and the header's text; while it is computed, 18 more for an
  * index by name. The header is text from the start, never a tree.
  *
  * The order: element sizes descending, so that every tensor is aligned to its dtype without holes
@@ -19,6 +19,11 @@
 #define STATE_ENTRY_MAX 160 /* bytes of the inline state's entry: two lengths of at most 20 digits twice */
 #define ELEMENT_SIZE_MAX 16
 
+enum note {
+    NOTE_SEVERAL = 1 << 0,   /* other pieces of its tensor are stored in this image, too */
+    NOTE_EXPLAINED = 1 << 1, /* even alone, the plain safetensors entry does not tell all of it */
+};
+
 struct by_name { /* the set sorted by (rank-local, name, index): where pieces of one tensor meet */
     const struct shards *shards;
     struct entry {
@@ -27,12 +32,14 @@ struct by_name { /* the set sorted by (rank-local, name, index): where pieces of
         bool rank_local, alias;
     } * entries;
     uint32_t count;
-    bool *several; /* [shard]: other pieces of its tensor are stored in this image, too */
+    uint8_t *notes; /* [shard] */
+    uint8_t *sizes; /* [shard] of its elements; 0: it is not stored */
 };
 
 static void by_name_deinit(struct by_name *index) {
     free(index->entries);
-    free(index->several);
+    free(index->notes);
+    free(index->sizes);
 }
 
 static int entry_compare_name(const struct entry *a, const struct entry *b) {
@@ -104,8 +111,8 @@ static int check_group(struct by_name *index, struct entry *entries, uint32_t co
                                first.name);
         empty = stored[i];
     }
-    for (uint32_t i = 0; i < count; i++)
-        index->several[entries[i].shard] = stored_count > 1;
+    for (uint32_t i = 0; i < count && stored_count > 1; i++)
+        index->notes[entries[i].shard] |= NOTE_SEVERAL;
     return 0;
 }
 
@@ -131,12 +138,24 @@ static int check_alias(const struct by_name *index, const struct entry *entry, s
     return 0;
 }
 
+static bool is_retyped(const struct shard *shard) {
+    return strcmp(dtype_name(shard->dtype), dtype_stored_name(shard->dtype)) != 0;
+}
+
+/* What key_write() and tensor_write() do not write as it is; of all but few shards, nothing. */
+static bool is_explained(const struct shard *shard) {
+    const char *name = shard->name;
+    return shard->flags & (SHARD_RANK_LOCAL | SHARD_ALIAS) || (name[0] == '_' && name[1] == '_') ||
+           name[strcspn(name, "%@")] || is_retyped(shard) || !geometry_is_whole(&shard->geometry);
+}
+
 static int by_name_init(struct by_name *index, const struct shards *shards, struct problem *problem) {
     index->shards = shards;
     index->count = shards_count(shards);
     index->entries = calloc(max_u64(index->count, 1), sizeof *index->entries);
-    index->several = calloc(max_u64(index->count, 1), sizeof *index->several);
-    if (!index->entries || !index->several)
+    index->notes = calloc(max_u64(index->count, 1), sizeof *index->notes);
+    index->sizes = calloc(max_u64(index->count, 1), sizeof *index->sizes);
+    if (!index->entries || !index->notes || !index->sizes)
         return problem_set(problem, -ENOMEM, "out of memory for %u shards", index->count);
     for (uint32_t i = 0; i < index->count; i++) {
         struct shard shard;
@@ -147,6 +166,8 @@ static int by_name_init(struct by_name *index, const struct shards *shards, stru
             .rank_local = shard.flags & SHARD_RANK_LOCAL,
             .alias = shard.flags & SHARD_ALIAS,
         };
+        index->notes[i] = is_explained(&shard) ? NOTE_EXPLAINED : 0;
+        index->sizes[i] = is_stored(&shard) ? (uint8_t)dtype_size(shard.dtype) : 0;
     }
     qsort(index->entries, index->count, sizeof *index->entries, entry_compare);
     for (uint32_t i = 0, next; i < index->count; i = next) {
@@ -197,9 +218,14 @@ static void key_write(const struct shard *shard, bool several, struct text *text
 }
 
 /* `"key":`, where key is what key_write() makes. */
-static void quoted_key_write(const struct shard *shard, bool several, struct text *scratch, struct text *text) {
+static void quoted_key_write(const struct shard *shard, uint8_t notes, struct text *scratch, struct text *text) {
+    if (!notes) {
+        text_add_quoted(text, shard->name, shard->name_length);
+        text_add(text, ":");
+        return;
+    }
     scratch->length = 0;
-    key_write(shard, several, scratch);
+    key_write(shard, notes & NOTE_SEVERAL, scratch);
     if (scratch->failed) {
         text->failed = true;
         return;
@@ -208,19 +234,11 @@ static void quoted_key_write(const struct shard *shard, bool several, struct tex
     text_add(text, ":");
 }
 
-/* What the plain safetensors entry does not tell: an object of `ckptd.tensors`, or nothing. */
-static void explanation_write(const struct shard *shard, bool several, struct text *scratch, struct text *text) {
+/* What the plain safetensors entry does not tell: an object of `ckptd.tensors`. */
+static void explanation_write(const struct shard *shard, uint8_t notes, struct text *scratch, struct text *text) {
     const struct geometry *geometry = &shard->geometry;
-    scratch->length = 0;
-    key_write(shard, several, scratch);
-    bool renamed = scratch->failed || scratch->length != shard->name_length ||
-                   memcmp(scratch->data, shard->name, shard->name_length) != 0;
-    bool retyped = strcmp(dtype_name(shard->dtype), dtype_stored_name(shard->dtype)) != 0;
-    bool partial = !geometry_is_whole(geometry);
-    if (!renamed && !retyped && !partial && !(shard->flags & SHARD_ALIAS))
-        return;
     text_add(text, text->length ? "," : "{");
-    quoted_key_write(shard, several, scratch, text);
+    quoted_key_write(shard, notes, scratch, text);
     text_add(text, "{\"name\":");
     text_add_quoted(text, shard->name, shard->name_length);
     text_add(text, ",\"dtype\":\"");
@@ -250,7 +268,7 @@ static void tensor_write(const struct shard *shard, uint64_t from, uint64_t to, 
         dims = geometry->dims;
         memcpy(shape, geometry->is_range ? geometry->shape : geometry->extent, dims * sizeof shape[0]);
     }
-    if (strcmp(dtype_name(shard->dtype), dtype_stored_name(shard->dtype)) != 0)
+    if (is_retyped(shard))
         shape[dims++] = dtype_size(shard->dtype);
     text_add(text, "{\"dtype\":\"");
     text_add(text, dtype_stored_name(shard->dtype));
@@ -285,20 +303,17 @@ static int header_too_long(struct problem *problem) {
 }
 
 /* All stored shards, by element size descending, then protect order. */
-static uint32_t order_write(const struct shards *shards, uint8_t *sizes, uint32_t *ret_order) {
-    uint32_t count = shards_count(shards), at[ELEMENT_SIZE_MAX + 1] = {0}, stored = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        struct shard shard;
-        shards_get(shards, i, &shard);
-        sizes[i] = is_stored(&shard) ? (uint8_t)dtype_size(shard.dtype) : 0;
+static uint32_t order_write(const struct by_name *index, uint32_t *ret_order) {
+    const uint8_t *sizes = index->sizes;
+    uint32_t at[ELEMENT_SIZE_MAX + 1] = {0}, stored = 0;
+    for (uint32_t i = 0; i < index->count; i++)
         at[sizes[i]]++;
-    }
     for (unsigned size = ELEMENT_SIZE_MAX; size > 0; size--) {
         uint32_t of_size = at[size];
         at[size] = stored;
         stored += of_size;
     }
-    for (uint32_t i = 0; i < count; i++)
+    for (uint32_t i = 0; i < index->count; i++)
         if (sizes[i])
             ret_order[at[sizes[i]]++] = i;
     return stored;
@@ -307,10 +322,12 @@ static uint32_t order_write(const struct shards *shards, uint8_t *sizes, uint32_
 static int explanations_write(const struct by_name *index, struct text *scratch, struct text *text,
                               struct problem *problem) {
     for (uint32_t i = 0; i < index->count; i++) {
+        if (!index->notes[i])
+            continue;
         struct shard shard;
         shards_get(index->shards, i, &shard);
         if (shard.replica_index == 0)
-            explanation_write(&shard, index->several[i], scratch, text);
+            explanation_write(&shard, index->notes[i], scratch, text);
         if (text->length > IMAGE_HEADER_MAX)
             return header_too_long(problem);
     }
@@ -329,10 +346,9 @@ int image_layout(const struct shards *shards, const struct image_identity *ident
         return r;
 
     CLEANUP(image_layout_deinit) struct image_layout layout = {.shard_count = index.count};
-    CLEANUP(freep) uint8_t *sizes = malloc(max_u64(index.count, 1));
     layout.shard_offset = malloc(max_u64(index.count, 1) * sizeof *layout.shard_offset);
     layout.order = malloc(max_u64(index.count, 1) * sizeof *layout.order);
-    if (!sizes || !layout.shard_offset || !layout.order)
+    if (!layout.shard_offset || !layout.order)
         return problem_set(problem, -ENOMEM, "out of memory for the layout of %u shards", index.count);
     memset(layout.shard_offset, 0xff, index.count * sizeof *layout.shard_offset);
 
@@ -343,7 +359,7 @@ int image_layout(const struct shards *shards, const struct image_identity *ident
     metadata_write(identity, &explanations, &header);
     text_deinit(&explanations);
 
-    uint32_t stored = order_write(shards, sizes, layout.order);
+    uint32_t stored = order_write(&index, layout.order);
     uint64_t end = 0;
     for (uint32_t i = 0; i < stored; i++) {
         struct shard shard;
@@ -355,7 +371,7 @@ int image_layout(const struct shards *shards, const struct image_identity *ident
                                "tensor %s: this rank's image is over the limit of %llu bytes (WORD_IMAGE_MAX)",
                                shard.name, (unsigned long long)WORD_IMAGE_MAX);
         text_add(&header, ",");
-        quoted_key_write(&shard, index.several[number], &scratch, &header);
+        quoted_key_write(&shard, index.notes[number], &scratch, &header);
         tensor_write(&shard, from, end, &header);
         if (header.length > IMAGE_HEADER_MAX)
             return header_too_long(problem);

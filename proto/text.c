@@ -3,7 +3,7 @@
 
 #include <errno.h>
 
-static bool text_reserve(struct text *text, size_t more) {
+bool text_reserve(struct text *text, size_t more) {
     if (text->failed)
         return false;
     if (more < text->capacity - text->length)
@@ -25,16 +25,6 @@ static bool text_reserve(struct text *text, size_t more) {
     text->capacity = capacity;
     return true;
 }
-
-void text_append(struct text *text, const void *data, size_t length) {
-    if (!text_reserve(text, length))
-        return;
-    if (length)
-        memcpy(text->data + text->length, data, length);
-    text->length += length;
-}
-
-void text_add(struct text *text, const char *string) { text_append(text, string, strlen(string)); }
 
 void text_add_number(struct text *text, uint64_t number) {
     char digits[20];
@@ -97,6 +87,14 @@ void text_deinit(struct text *text) {
 bool text_is_utf8(const char *string, size_t length) {
     const unsigned char *at = (const unsigned char *)string, *end = at + length;
     while (at < end) {
+        uint64_t eight;
+        if (end - at >= (ptrdiff_t)sizeof eight) {
+            memcpy(&eight, at, sizeof eight);
+            if (!(eight & UINT64_C(0x8080808080808080))) { /* ASCII, as most names are */
+                at += sizeof eight;
+                continue;
+            }
+        }
         unsigned char lead = *at++;
         if (lead < 0x80)
             continue;

@@ -16,8 +16,20 @@ struct text {
 
 #define TEXT_NONE ((struct text){0})
 
-void text_append(struct text *text, const void *data, size_t length);
-void text_add(struct text *text, const char *string);
+/* Room for `more` bytes and a NUL. False: there is none. */
+bool text_reserve(struct text *text, size_t more);
+
+/* Here, and not in text.c: what most appends add is a few bytes whose number the compiler knows. */
+static inline void text_append(struct text *text, const void *data, size_t length) {
+    if (length >= text->capacity - text->length && !text_reserve(text, length))
+        return;
+    if (length)
+        memcpy(text->data + text->length, data, length);
+    text->length += length;
+}
+
+static inline void text_add(struct text *text, const char *string) { text_append(text, string, strlen(string)); }
+
 void text_add_number(struct text *text, uint64_t number);
 /* A JSON array of numbers. */
 void text_add_numbers(struct text *text, const uint64_t *numbers, size_t count);
