@@ -125,13 +125,7 @@ int set_new(const void *table, size_t size, const struct set_options *options, s
     set->refs = set->users = 1;
     set->number = options->number;
     set->push = options->push;
-    set->table_size = size;
-    set->table = malloc(size ? size : 1);
-    if (!set->table)
-        return problem_set(problem, -ENOMEM, "out of memory for a table of %zu bytes", size);
-    if (size)
-        memcpy(set->table, table, size);
-    int r = shards_parse(set->table, size, options->count, &set->shards, problem);
+    int r = shards_parse(table, size, options->count, &set->shards, problem);
     if (r < 0)
         return r;
     for (uint32_t i = 0; !set->push && i < options->count; i++) {
@@ -182,7 +176,6 @@ void set_unref(struct set *set) {
     shards_free(set->shards);
     spread_free(set->spread);
     free(set->memories);
-    free(set->table);
     free(set);
 }
 

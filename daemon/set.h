@@ -27,8 +27,6 @@ void area_unref(struct area *area);
 struct set {
     _Atomic uint32_t refs;
     uint32_t number;
-    void *table; /* the mapped table that `shards` points into */
-    size_t table_size;
     struct shards *shards;
     struct image_layout layout;
     struct area *areas[AREAS_MAX];   /* by number; those in use at registration */
