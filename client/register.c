@@ -134,9 +134,9 @@ static int announce(struct ckpt *c, uint64_t deadline) {
 static int send_set(struct ckpt *c, uint64_t deadline) {
     struct link *link = &c->session.link;
     static const uint64_t nothing = 0; /* a table without shards has no bytes, but a memfd needs some to be mapped */
-    size_t size = c->image.table.size;
-    CLEANUP(closep)
-    int fd = wire_memfd("ckpt-set", size ? c->image.table.data : (const void *)&nothing, size ? size : sizeof nothing);
+    size_t size;
+    const void *table = shards_table(c->image.shards, &size);
+    CLEANUP(closep) int fd = wire_memfd("ckpt-set", size ? table : &nothing, size ? size : sizeof nothing);
     if (fd < 0)
         return error_from(fd, NULL, "cannot make the shard table");
     bool probe = !c->use_push;
@@ -144,7 +144,7 @@ static int send_set(struct ckpt *c, uint64_t deadline) {
         c->nonce = clock_now() ^ (uintptr_t)c;
     struct message_register body = {
         .table_size = size,
-        .count = c->image.table.count,
+        .count = shards_count(c->image.shards),
         .set = ++c->set_number,
         .flags = c->use_push ? REGISTER_PUSH : 0,
         .nonce_address = probe ? (uintptr_t)&c->nonce : 0,

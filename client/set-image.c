@@ -7,14 +7,13 @@
 /*
  * From the protected set to what is registered: where each shard's bytes are (the eager buffer, an
  * area, the program's own memory), the table of all of them, and the image's layout. The layout is
- * computed from the parsed table, as the daemon does it, so both come to the same one.
+ * computed from the table, as the daemon does it, so both come to the same one.
  */
 
 void set_image_deinit(struct set_image *image) {
     free(image->devices);
     image_layout_deinit(&image->layout);
     shards_free(image->shards);
-    shards_writer_deinit(&image->table);
     *image = (struct set_image){0};
 }
 
@@ -39,9 +38,12 @@ struct building {
     const struct areas *areas;
     struct exports *exports; /* NULL: the daemon reads no device memory */
     const struct set_eager *eager;
+    struct shards_writer table;
     struct set_image *image;
     struct problem problem;
 };
+
+static void building_deinit(struct building *building) { shards_writer_deinit(&building->table); }
 
 static int place_on_device(const struct building *building, const struct set_shard *shard, const uint8_t *from,
                            uint64_t size, uint64_t element, struct shard *record) {
@@ -89,7 +91,7 @@ static int shard_place(const struct building *building, const struct set_shard *
 }
 
 static int table_add(struct building *building, const struct shard *record) {
-    int r = shards_writer_add(&building->image->table, record, &building->problem);
+    int r = shards_writer_add(&building->table, record, &building->problem);
     return r < 0 ? error_from(r, &building->problem, "the protected set") : CKPT_OK;
 }
 
@@ -158,11 +160,12 @@ int set_build(struct set *set, const struct areas *areas, struct exports *export
     }
     if (exports)
         exports_begin(exports);
+    CLEANUP(building_deinit)
     struct building building = {.areas = areas, .exports = exports, .eager = eager, .image = &image};
     int r = add_all(&building, set);
     if (r != CKPT_OK)
         return r;
-    r = shards_parse(image.table.data, image.table.size, image.table.count, &image.shards, &building.problem);
+    r = shards_consume(&building.table, &image.shards, &building.problem);
     if (r == 0)
         r = image_layout(image.shards, identity, &image.layout, &building.problem);
     if (r < 0)

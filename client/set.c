@@ -45,14 +45,24 @@ void set_deinit(struct set *set) {
     set_clear(set);
     free(set->shards);
     free(set->aliases);
-    shards_writer_deinit(&set->scratch);
     *set = (struct set){0};
 }
 
-struct set_tensor *set_find_tensor(const struct set *set, const char *key) {
+static unsigned key_hash(const char *key, size_t length) {
+    unsigned hash;
+    HASH_VALUE(key, length, hash);
+    return hash;
+}
+
+static struct set_tensor *find_hashed(const struct set *set, const char *key, size_t length, unsigned hash) {
     struct set_tensor *tensor;
-    HASH_FIND_STR(set->tensors, key, tensor);
+    HASH_FIND_BYHASHVALUE(hh, set->tensors, key, length, hash, tensor);
     return tensor;
+}
+
+struct set_tensor *set_find_tensor(const struct set *set, const char *key) {
+    size_t length = strlen(key);
+    return find_hashed(set, key, length, key_hash(key, length));
 }
 
 static char *key_new(const char *name, bool rank_local) {
@@ -94,8 +104,8 @@ bool set_is_copied(const struct set_shard *shard) {
     return (shard->flags & SHARD_EAGER) && set_is_stored(shard) && shard->bytes <= SET_EAGER_COPY_MAX;
 }
 
-/* What the program said, as a record of the table; the pointers stay the program's. */
-static int shard_from_options(const struct ckpt_shard *given, struct shard *ret_shard) {
+/* What the program said, as a record of the table, which is all zeros before; the pointers stay the program's. */
+static int shard_from_options(const struct ckpt_shard *given, struct shard *shard) {
     const char *name = given->name;
     if (!name)
         return error_set(CKPT_E_INVALID, "protect: the name is NULL");
@@ -111,17 +121,15 @@ static int shard_from_options(const struct ckpt_shard *given, struct shard *ret_
     if (!dtype_valid(given->dtype))
         return error_set(CKPT_E_INVALID, "protect %s: there is no dtype %u", name, given->dtype);
 
-    struct shard shard = {
-        .name = name,
-        .dtype = (enum dtype)given->dtype,
-        .flags =
-            (given->flags & CKPT_RANK_LOCAL ? SHARD_RANK_LOCAL : 0) | (given->flags & CKPT_EAGER ? SHARD_EAGER : 0),
-        .area = SHARDS_AREA_PRIVATE,
-        .address = (uintptr_t)given->data,
-        .replica_index = given->replica_index,
-        .replica_count = given->replica_count ? given->replica_count : 1,
-    };
-    struct geometry *geometry = &shard.geometry;
+    shard->name = name;
+    shard->dtype = (enum dtype)given->dtype;
+    shard->flags =
+        (given->flags & CKPT_RANK_LOCAL ? SHARD_RANK_LOCAL : 0) | (given->flags & CKPT_EAGER ? SHARD_EAGER : 0);
+    shard->area = SHARDS_AREA_PRIVATE;
+    shard->address = (uintptr_t)given->data;
+    shard->replica_index = given->replica_index;
+    shard->replica_count = given->replica_count ? given->replica_count : 1;
+    struct geometry *geometry = &shard->geometry;
     geometry->dims = (uint8_t)given->dimensions;
     size_t bytes = given->dimensions * sizeof(uint64_t);
     if (bytes > 0)
@@ -143,14 +151,13 @@ static int shard_from_options(const struct ckpt_shard *given, struct shard *ret_
                 if (geometry->offset[i] > 0)
                     return error_set(CKPT_E_INVALID, "protect %s: an offset needs an extent", name);
     }
-    if (!geometry_valid(geometry, dtype_size(shard.dtype)))
+    if (!geometry_valid(geometry, dtype_size(shard->dtype)))
         return error_set(CKPT_E_INVALID, "protect %s: the piece leaves the global shape, or the shape overflows", name);
-    shard.contiguous = pack_is_contiguous(geometry, dtype_size(shard.dtype), given->stride);
-    if (!shard.contiguous)
-        memcpy(shard.stride, given->stride, geometry->is_range ? sizeof given->stride[0] : bytes);
+    shard->contiguous = pack_is_contiguous(geometry, dtype_size(shard->dtype), given->stride);
+    if (!shard->contiguous)
+        memcpy(shard->stride, given->stride, geometry->is_range ? sizeof given->stride[0] : bytes);
     if (!given->data && geometry_elements(geometry) > 0)
         return error_set(CKPT_E_INVALID, "protect %s: data is NULL", name);
-    *ret_shard = shard;
     return CKPT_OK;
 }
 
@@ -159,7 +166,9 @@ static int tensor_get(struct set *set, const struct shard *shard, struct set_ten
     if (!key)
         return error_set(CKPT_E_MEMORY, "protect %s: out of memory", shard->name);
     const struct geometry *geometry = &shard->geometry;
-    struct set_tensor *tensor = set_find_tensor(set, key);
+    size_t length = strlen(key);
+    unsigned hash = key_hash(key, length);
+    struct set_tensor *tensor = find_hashed(set, key, length, hash);
     if (tensor) {
         if (tensor->target)
             return error_set(CKPT_E_EXISTS, "protect %s: that name is an alias of %s", shard->name, tensor->target + 1);
@@ -180,7 +189,7 @@ static int tensor_get(struct set *set, const struct shard *shard, struct set_ten
     tensor->dtype = shard->dtype;
     tensor->dims = geometry->dims;
     memcpy(tensor->shape, geometry->shape, geometry->dims * sizeof(uint64_t));
-    HASH_ADD_KEYPTR(hh, set->tensors, tensor->key, strlen(tensor->key), tensor);
+    HASH_ADD_KEYPTR_BYHASHVALUE(hh, set->tensors, tensor->key, length, hash, tensor);
     *ret_tensor = tensor;
     *ret_new = true;
     return CKPT_OK;
@@ -325,14 +334,13 @@ static int tensor_add(struct set_tensor *tensor, struct set_shard *shard, const 
 
 int set_add(struct set *set, const struct ckpt_shard *given, int device, uint64_t *ret_id) {
     struct shard record;
+    memset(&record, 0, sizeof record);
     int r = shard_from_options(given, &record);
     if (r < 0)
         return r;
     /* What the table refuses is refused here. */
     struct problem problem = PROBLEM_NONE;
-    set->scratch.size = 0;
-    set->scratch.count = 0;
-    r = shards_writer_add(&set->scratch, &record, &problem);
+    r = shard_check(&record, &problem);
     if (r < 0)
         return error_from(r, &problem, "protect");
     if (set->used >= SHARDS_COUNT_MAX)
@@ -403,9 +411,7 @@ int set_alias(struct set *set, const char *alias, const char *name) {
         .replica_count = 1,
     };
     struct problem problem = PROBLEM_NONE;
-    set->scratch.size = 0;
-    set->scratch.count = 0;
-    int r = shards_writer_add(&set->scratch, &record, &problem);
+    int r = shard_check(&record, &problem);
     if (r < 0)
         return error_from(r, &problem, "alias");
     CLEANUP(freep) char *key = key_new(alias, set_tensor_is_local(target));

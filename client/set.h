@@ -62,7 +62,6 @@ struct set {
     bool has_large_eager;
     size_t on_devices; /* pieces in device memory */
     bool changed;      /* since set_build() */
-    struct shards_writer scratch;
 };
 
 void set_deinit(struct set *set);
@@ -91,7 +90,6 @@ bool set_is_stored(const struct set_shard *shard);
 
 /* A set as it was registered. */
 struct set_image {
-    struct shards_writer table;
     struct shards *shards;
     struct image_layout layout;
     int8_t *devices; /* of each shard of the table, or DEVICE_HOST; NULL: all lie in host memory */

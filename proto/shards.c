@@ -41,6 +41,7 @@ enum record_layout {
 
 struct shards {
     uint8_t *data;
+    size_t size;
     uint32_t *index; /* [count] where each record begins, in units of 8 bytes */
     uint32_t count;
 };
@@ -102,10 +103,10 @@ static int name_check(const char *what, const char *name, size_t length, struct 
     return 0;
 }
 
-static int shard_check(const struct shard *shard, struct problem *problem) {
+static int check(const struct shard *shard, size_t name_length, struct problem *problem) {
     const struct geometry *geometry = &shard->geometry;
     const char *name = shard->name;
-    int r = name_check("name", name, shard->name_length, problem);
+    int r = name_check("name", name, name_length, problem);
     if (r < 0)
         return r;
     if (shard->flags & ~(uint32_t)SHARD_FLAGS)
@@ -149,36 +150,41 @@ static int shard_check(const struct shard *shard, struct problem *problem) {
     return 0;
 }
 
+static size_t name_length(const struct shard *shard) { return strnlen(shard->name, SHARDS_NAME_MAX + 1); }
+
+int shard_check(const struct shard *shard, struct problem *problem) {
+    return check(shard, name_length(shard), problem);
+}
+
 static bool is_whole_box(const struct geometry *geometry) { return !geometry->is_range && geometry_is_whole(geometry); }
 
-int shards_writer_add(struct shards_writer *writer, const struct shard *given, struct problem *problem) {
-    struct shard shard = *given;
-    const struct geometry *geometry = &shard.geometry;
-    shard.name_length = (uint32_t)strnlen(shard.name, SHARDS_NAME_MAX + 1);
-    int r = shard_check(&shard, problem);
+int shards_writer_add(struct shards_writer *writer, const struct shard *shard, struct problem *problem) {
+    const struct geometry *geometry = &shard->geometry;
+    size_t length = name_length(shard);
+    int r = check(shard, length, problem);
     if (r < 0)
         return r;
     if (writer->count >= SHARDS_COUNT_MAX)
-        return problem_set(problem, -E2BIG, "tensor %s: more than %d shards in one set (SHARDS_COUNT_MAX)", shard.name,
+        return problem_set(problem, -E2BIG, "tensor %s: more than %d shards in one set (SHARDS_COUNT_MAX)", shard->name,
                            SHARDS_COUNT_MAX);
 
     struct record record = {
-        .name_length = shard.name_length,
-        .target_length = shard.target ? (uint32_t)strlen(shard.target) : 0,
-        .flags = (uint16_t)shard.flags,
+        .name_length = (uint32_t)length,
+        .target_length = shard->target ? (uint32_t)strlen(shard->target) : 0,
+        .flags = (uint16_t)shard->flags,
         .layout = (uint16_t)((geometry->is_range ? RECORD_RANGE : 0) | (is_whole_box(geometry) ? RECORD_WHOLE : 0) |
-                             (shard.contiguous ? RECORD_CONTIGUOUS : 0)),
-        .dtype = (uint16_t)shard.dtype,
+                             (shard->contiguous ? RECORD_CONTIGUOUS : 0)),
+        .dtype = (uint16_t)shard->dtype,
         .dims = geometry->dims,
-        .area = shard.area,
-        .replica_index = shard.replica_index,
-        .replica_count = shard.replica_count,
-        .address = shard.address,
+        .area = shard->area,
+        .replica_index = shard->replica_index,
+        .replica_count = shard->replica_count,
+        .address = shard->address,
     };
     record.size = (uint32_t)record_size(&record);
     if (writer->size + record.size > SHARDS_TABLE_MAX)
         return problem_set(problem, -E2BIG,
-                           "tensor %s: the shard table is over the limit of %llu bytes (SHARDS_TABLE_MAX)", shard.name,
+                           "tensor %s: the shard table is over the limit of %llu bytes (SHARDS_TABLE_MAX)", shard->name,
                            (unsigned long long)SHARDS_TABLE_MAX);
     if (writer->capacity - writer->size < record.size) {
         size_t capacity = max_u64(writer->capacity * 2, max_u64(KIB(64), writer->size + record.size));
@@ -202,11 +208,11 @@ int shards_writer_add(struct shards_writer *writer, const struct shard *given, s
         at = mempcpy(at, geometry->offset, per_dim);
         at = mempcpy(at, geometry->extent, per_dim);
     }
-    if (!shard.contiguous)
-        at = mempcpy(at, shard.stride, geometry->is_range ? sizeof shard.stride[0] : per_dim);
-    memcpy(at, shard.name, record.name_length);
-    if (shard.target)
-        memcpy(at + record.name_length + 1, shard.target, record.target_length);
+    if (!shard->contiguous)
+        at = mempcpy(at, shard->stride, geometry->is_range ? sizeof shard->stride[0] : per_dim);
+    memcpy(at, shard->name, record.name_length);
+    if (shard->target)
+        memcpy(at + record.name_length + 1, shard->target, record.target_length);
     writer->size += record.size;
     writer->count++;
     return 0;
@@ -279,7 +285,23 @@ static int record_check(const uint8_t *at, uint64_t left, uint32_t i, struct pro
         return problem_set(problem, -EINVAL, "shard table: a name in record %u has a NUL in it, or none after it", i);
     struct shard shard;
     record_decode(at, &shard);
-    return shard_check(&shard, problem);
+    return check(&shard, record.name_length, problem);
+}
+
+static int shards_new(uint32_t count, struct shards **ret_shards, struct problem *problem) {
+    CLEANUP(shards_freep) struct shards *shards = calloc(1, sizeof *shards);
+    if (!shards || !(shards->index = malloc(max_u64(count, 1) * sizeof *shards->index)))
+        return problem_set(problem, -ENOMEM, "out of memory for a table of %u shards", count);
+    *ret_shards = STEAL(shards);
+    return 0;
+}
+
+/* The next record begins at `at`. Returns where it ends. */
+static uint64_t index_add(struct shards *shards, uint64_t at) {
+    uint32_t record_bytes;
+    memcpy(&record_bytes, shards->data + at + offsetof(struct record, size), sizeof record_bytes);
+    shards->index[shards->count++] = (uint32_t)(at / 8);
+    return at + record_bytes;
 }
 
 int shards_parse(const void *data, size_t size, uint32_t count, struct shards **ret_shards, struct problem *problem) {
@@ -289,31 +311,42 @@ int shards_parse(const void *data, size_t size, uint32_t count, struct shards **
     if (count > size / sizeof(struct record))
         return problem_set(problem, -EINVAL, "shard table: no room for %u records in %zu bytes", count, size);
 
-    CLEANUP(shards_freep) struct shards *shards = calloc(1, sizeof *shards);
-    if (!shards)
-        return problem_set(problem, -ENOMEM, "out of memory for a shard table");
-    shards->data = malloc(max_u64(size, 1));
-    shards->index = malloc(max_u64(count, 1) * sizeof *shards->index);
-    if (!shards->data || !shards->index)
-        return problem_set(problem, -ENOMEM, "out of memory for a shard table of %zu bytes", size);
-
+    CLEANUP(shards_freep) struct shards *shards = NULL;
+    int r = shards_new(count, &shards, problem);
+    if (r < 0)
+        return r;
     /* A copy: the peer cannot change what was checked, and its memfd need not stay mapped. */
+    shards->data = malloc(max_u64(size, 1));
+    if (!shards->data)
+        return problem_set(problem, -ENOMEM, "out of memory for a shard table of %zu bytes", size);
+    shards->size = size;
     if (size)
         memcpy(shards->data, data, size);
     uint64_t at = 0;
-    for (; shards->count < count; shards->count++) {
-        int r = record_check(shards->data + at, size - at, shards->count, problem);
+    while (shards->count < count) {
+        r = record_check(shards->data + at, size - at, shards->count, problem);
         if (r < 0)
             return r;
-        uint32_t record_bytes;
-        memcpy(&record_bytes, shards->data + at + offsetof(struct record, size), sizeof record_bytes);
-        shards->index[shards->count] = (uint32_t)(at / 8);
-        at += record_bytes;
+        at = index_add(shards, at);
     }
     if (at != size)
         return problem_set(problem, -EINVAL, "shard table: %llu bytes follow the last record",
                            (unsigned long long)(size - at));
     *ret_shards = STEAL(shards);
+    return 0;
+}
+
+int shards_consume(struct shards_writer *writer, struct shards **ret_shards, struct problem *problem) {
+    struct shards *shards;
+    int r = shards_new(writer->count, &shards, problem);
+    if (r < 0)
+        return r;
+    shards->data = writer->data;
+    shards->size = writer->size;
+    for (uint64_t at = 0; shards->count < writer->count;)
+        at = index_add(shards, at);
+    *writer = (struct shards_writer){0};
+    *ret_shards = shards;
     return 0;
 }
 
@@ -328,6 +361,11 @@ void shards_free(struct shards *shards) {
 void shards_freep(struct shards **shards) { shards_free(*shards); }
 
 uint32_t shards_count(const struct shards *shards) { return shards->count; }
+
+const void *shards_table(const struct shards *shards, size_t *ret_size) {
+    *ret_size = shards->size;
+    return shards->data;
+}
 
 void shards_get(const struct shards *shards, uint32_t i, struct shard *ret_shard) {
     assert(i < shards->count);

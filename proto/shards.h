@@ -44,6 +44,9 @@ static inline bool shards_area_is_device(uint32_t area) {
     return area >= SHARDS_AREA_DEVICE && area != SHARDS_AREA_PRIVATE;
 }
 
+/* Could a table hold it? Writing and parsing ask this of every shard; name_length need not be set. */
+int shard_check(const struct shard *shard, struct problem *problem) MUST_CHECK;
+
 /* Building (client). */
 struct shards_writer {
     uint8_t *data;
@@ -59,9 +62,13 @@ void shards_writer_deinit(struct shards_writer *writer);
 struct shards;
 int shards_parse(const void *data, size_t size, uint32_t count, struct shards **ret_shards,
                  struct problem *problem) MUST_CHECK;
+/* What was written, which need not be checked once more. The writer is empty afterwards. */
+int shards_consume(struct shards_writer *writer, struct shards **ret_shards, struct problem *problem) MUST_CHECK;
 void shards_free(struct shards *shards);
 void shards_freep(struct shards **shards);
 uint32_t shards_count(const struct shards *shards);
+/* The table's bytes. */
+const void *shards_table(const struct shards *shards, size_t *ret_size);
 /* Decodes shard i; names point into the table. */
 void shards_get(const struct shards *shards, uint32_t i, struct shard *ret_shard);
 /* Bytes of shard i in the image: 0 for aliases and replicas with index > 0. */

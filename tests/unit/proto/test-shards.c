@@ -125,6 +125,37 @@ static void test_round_trip(void **state) {
     shards_free(shards);
 }
 
+/* The table that was written, and what is known of it, as if somebody had sent it. */
+static void test_consume(void **state) {
+    struct shard expected[9];
+    struct shards_writer writer = {0};
+    size_t count = samples(expected), size;
+    for (size_t i = 0; i < count; i++)
+        add(&writer, &expected[i]);
+    struct shards *parsed = NULL, *shards = NULL;
+    struct problem problem = PROBLEM_NONE;
+    assert_int_equal(shards_parse(writer.data, writer.size, writer.count, &parsed, &problem), 0);
+    assert_int_equal(shards_consume(&writer, &shards, &problem), 0);
+    assert_null(writer.data);
+    assert_int_equal(writer.size + writer.capacity + writer.count, 0);
+    assert_int_equal(shards_count(shards), count);
+    const void *table = shards_table(parsed, &size);
+    assert_memory_equal(shards_table(shards, &size), table, size);
+    for (uint32_t i = 0; i < count; i++) {
+        struct shard shard;
+        shards_get(shards, i, &shard);
+        assert_same(&expected[i], &shard);
+    }
+    shards_free(parsed);
+    shards_free(shards);
+
+    assert_int_equal(shards_consume(&writer, &shards, &problem), 0); /* nothing was written */
+    assert_int_equal(shards_count(shards), 0);
+    (void)shards_table(shards, &size);
+    assert_int_equal(size, 0);
+    shards_free(shards);
+}
+
 static void assert_refused(const struct shard *shard, int code, const char *words) {
     struct shards_writer writer = {0};
     struct problem problem = PROBLEM_NONE;
@@ -142,6 +173,12 @@ static void test_refusals(void **state) {
                                            "\xe0\x80\x80"};
     for (size_t i = 0; i < ARRAY_SIZE(not_utf8); i++) {
         shard = plain(not_utf8[i], 4);
+        assert_refused(&shard, -EINVAL, "UTF-8");
+    }
+    for (size_t i = 0; i < 24; i++) { /* wherever it stands in a longer one */
+        char text[] = "model.layers.0.attention";
+        text[i] = '\xe9';
+        shard = plain(text, 4);
         assert_refused(&shard, -EINVAL, "UTF-8");
     }
     char *name = malloc(SHARDS_NAME_MAX + 2);
@@ -270,10 +307,8 @@ static void test_hostile(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_table_refusals),
-        cmocka_unit_test(test_hostile),
+        cmocka_unit_test(test_round_trip),     cmocka_unit_test(test_consume), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_table_refusals), cmocka_unit_test(test_hostile),
     };
     return cmocka_run_group_tests_name("shards", tests, NULL, NULL);
 }
