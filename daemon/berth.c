@@ -53,7 +53,7 @@ void berth_unref(struct berth *berth) {
 CUdeviceptr berth_address(const struct berth *berth, uint32_t index, uint64_t at, struct problem *problem) {
     const struct device *device = berth->rooms[index].device;
     if (!device->own.facts.arena || device->own.facts.generation != berth->rooms[index].generation) {
-        problem_set(problem, -EIO, "device %s: the arena was lost with its context", device->text);
+        problem_set(problem, -EIO, "device %s: the arena was lost with its context", device->own.facts.text);
         return 0;
     }
     return device->own.facts.arena + berth->rooms[index].place.offset + at;

@@ -57,28 +57,54 @@ static int driver_load(struct devices *devices, struct problem *problem) {
     return devices->cuda.state == CUDA_READY ? 0 : problem_set(problem, -ENODEV, "%s", devices->cuda.problem.text);
 }
 
+static void uuid_text(const uint8_t *uuid, const char *kind, char ret_text[DEVICE_TEXT_SIZE]) {
+    char *at = ret_text + sprintf(ret_text, "%s-", kind);
+    for (int i = 0; i < DEVICE_UUID_SIZE; i++)
+        at += sprintf(at, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
+}
+
+/* The UUID of a MIG instance is that of no card; only the name says which it is. */
+static bool is_instance(const char *name) { return strstr(name, " MIG ") != NULL; }
+
+static CUresult look_at(const struct cuda *cuda, int ordinal, CUdevice *ret_number, CUuuid *ret_uuid,
+                        char ret_name[DEVICE_NAME_MAX]) {
+    CUresult result = cuda->cuDeviceGet(ret_number, ordinal);
+    if (result == CUDA_SUCCESS)
+        result = cuda->cuDeviceGetUuid_v2(ret_uuid, *ret_number);
+    if (result == CUDA_SUCCESS && cuda->cuDeviceGetName(ret_name, DEVICE_NAME_MAX, *ret_number) != CUDA_SUCCESS)
+        ret_name[0] = '\0';
+    return result;
+}
+
 static int device_find(struct device *device, struct problem *problem) {
     const struct cuda *cuda = device_cuda(device);
     int count = 0;
+    bool instances = false;
+    char name[DEVICE_NAME_MAX], seen[DEVICE_TEXT_SIZE] = "none";
     CUresult result = cuda->cuDeviceGetCount(&count);
     for (int i = 0; result == CUDA_SUCCESS && i < count; i++) {
         CUdevice number;
         CUuuid uuid;
-        result = cuda->cuDeviceGet(&number, i);
-        if (result == CUDA_SUCCESS)
-            result = cuda->cuDeviceGetUuid_v2(&uuid, number);
-        if (result != CUDA_SUCCESS || memcmp(uuid.bytes, device->uuid, sizeof uuid.bytes) != 0)
+        result = look_at(cuda, i, &number, &uuid, name);
+        if (result != CUDA_SUCCESS)
+            continue;
+        instances = is_instance(name);
+        uuid_text((const uint8_t *)uuid.bytes, instances ? "MIG" : "GPU", seen);
+        if (memcmp(uuid.bytes, device->uuid, sizeof uuid.bytes) != 0)
             continue;
         device->own.number = number;
-        if (cuda->cuDeviceGetName(device->own.facts.name, DEVICE_NAME_MAX, number) != CUDA_SUCCESS)
-            device->own.facts.name[0] = '\0';
+        memcpy(device->own.facts.name, name, sizeof name);
+        memcpy(device->own.facts.text, seen, sizeof seen);
         device->own.found = true;
         return 0;
     }
     if (result != CUDA_SUCCESS)
         return cuda_problem(cuda, result, problem, "cannot look at the devices");
-    return problem_set(problem, -ENODEV, "the daemon sees no device %s (CUDA_VISIBLE_DEVICES, or another container?)",
-                       device->text);
+    const char *wanted = device->own.facts.text + strlen("GPU-"); /* or an instance: who knows */
+    return problem_set(
+        problem, -ENODEV, "the daemon sees no device %s, but %s%s (%s)", wanted, seen, count > 1 ? " and others" : "",
+        instances ? "a process that sees a MIG instance sees no other device: CUDA_VISIBLE_DEVICES says which"
+                  : "CUDA_VISIBLE_DEVICES, or another container?");
 }
 
 static int check_mode(struct device *device, struct problem *problem) {
@@ -89,7 +115,7 @@ static int check_mode(struct device *device, struct problem *problem) {
         return cuda_problem(cuda, result, problem, "cannot read the compute mode");
     if (mode != CU_COMPUTEMODE_DEFAULT)
         return problem_set(problem, -EBUSY, "device %s has compute mode %d, which lets no second process use it",
-                           device->text, mode);
+                           device->own.facts.text, mode);
     return 0;
 }
 
@@ -132,7 +158,7 @@ static void arena_make(struct device *device) {
     device->own.facts.arena = 0;
     cuda_problem(cuda, result, &problem, "cuMemAlloc");
     log_warning(device->server->log, "no arena of %llu MiB on device %s: %s", (unsigned long long)(size >> 20),
-                device->text, problem.text);
+                device->own.facts.text, problem.text);
 }
 
 /* Leaves the context current. */
@@ -220,7 +246,7 @@ void device_pin(struct device *device, uint32_t segment, void *data, uint64_t si
         struct problem problem = PROBLEM_NONE;
         device_result(device, result, &problem, "cuMemHostRegister");
         log_warning(device->server->log, "a segment of the pool stays unpinned, copies are slower: %s device=%s",
-                    problem.text, device->text);
+                    problem.text, device->own.facts.text);
     }
 }
 
@@ -254,7 +280,7 @@ static void watch_start(struct device *device);
 static void abandon(struct device *device, struct device_job *job) {
     struct problem problem = PROBLEM_NONE;
     job->abandoned = true;
-    job->done(job, problem_set(&problem, -ETIMEDOUT, "device %s does not answer", device->text), &problem);
+    job->done(job, problem_set(&problem, -ETIMEDOUT, "device %s does not answer", device->facts.text), &problem);
 }
 
 static void watch_elapsed(struct loop_op *op) {
@@ -271,7 +297,7 @@ static void watch_elapsed(struct loop_op *op) {
         device->stuck = true;
         problem_set(&device->problem, -ETIMEDOUT, "it has not answered for %llu ms: its jobs are abandoned",
                     (unsigned long long)server->config->device_ms);
-        log_error(server->log, "device %s is stuck: %s", device->text, device->problem.text);
+        log_error(server->log, "device %s is stuck: %s", device->facts.text, device->problem.text);
         TAILQ_FOREACH(job, &device->jobs, link)
         if (!job->abandoned)
             abandon(device, job);
@@ -310,7 +336,7 @@ static void job_done(struct loop_op *op) {
     if (job->abandoned) {
         if (TAILQ_EMPTY(&device->jobs) && device->stuck) {
             device->stuck = false;
-            log_info(device->server->log, "device %s answers again", device->text);
+            log_info(device->server->log, "device %s answers again", device->facts.text);
         }
         job->free(job);
         return;
@@ -383,7 +409,7 @@ void device_unuse(struct device *device) {
 
 void device_report(struct device *device, const struct problem *problem, const char *what) {
     device->problem = *problem;
-    log_warning(device->server->log, "%s: %s device=%s", what, problem->text, device->text);
+    log_warning(device->server->log, "%s: %s device=%s", what, problem->text, device->facts.text);
 }
 
 /* ---- the list ---- */
@@ -408,9 +434,8 @@ void devices_free(struct devices *devices) {
 
 static void name_device(struct device *device, const uint8_t *uuid) {
     memcpy(device->uuid, uuid, DEVICE_UUID_SIZE);
-    char *at = device->text + sprintf(device->text, "GPU-");
-    for (int i = 0; i < DEVICE_UUID_SIZE; i++)
-        at += sprintf(at, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
+    uuid_text(uuid, "GPU", device->facts.text);
+    memcpy(device->own.facts.text, device->facts.text, DEVICE_TEXT_SIZE);
 }
 
 static int device_new(struct devices *devices, struct device **ret_device) {

@@ -22,7 +22,7 @@
 
 #define DEVICES_MAX 64
 #define DEVICE_NAME_MAX 64
-#define DEVICE_TEXT_SIZE 41 /* "GPU-01234567-89ab-cdef-0123-456789abcdef" */
+#define DEVICE_TEXT_SIZE 41 /* "GPU-01234567-89ab-cdef-0123-456789abcdef", or "MIG-..." */
 
 struct device;
 struct devices;
@@ -32,6 +32,7 @@ struct server;
 /* What the control thread knows of the thread's side: copied at the end of each job. */
 struct device_facts {
     char name[DEVICE_NAME_MAX];
+    char text[DEVICE_TEXT_SIZE]; /* the UUID, as nvidia-smi has it once the device was seen */
     bool context;
     uint32_t generation;    /* of the context, counted from 1 */
     uint64_t context_bytes; /* 0: not known */
@@ -70,7 +71,6 @@ struct device {
     struct server *server;
     struct devices *devices;
     uint8_t uuid[DEVICE_UUID_SIZE];
-    char text[DEVICE_TEXT_SIZE];
 
     /* The control thread's. */
     struct loop_group *group;

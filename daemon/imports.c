@@ -227,7 +227,7 @@ static int probe(struct import_open *open) {
         r = device_wait(device, &open->job.problem);
     if (!r && seen != open->nonce)
         r = problem_set(&open->job.problem, -ESRCH, "device %s: what was read back is not what the client wrote there",
-                        device->text);
+                        device->own.facts.text);
     return r;
 }
 

@@ -26,7 +26,7 @@ static int cuda_read(const struct source *source, uint32_t area, const struct so
             int r = device_memory_find(memory, spans[i].address + done, &from, &there);
             if (r < 0)
                 return problem_set(source->cuda_problem, r, "device %s: the client's memory was lost with its context",
-                                   source->device->text);
+                                   source->device->own.facts.text);
             size_t now = (size_t)min_u64(there, spans[i].length - done);
             r = queue_copy(source, from, spans[i].destination + done, now);
             if (r < 0)

@@ -107,12 +107,12 @@ static json_t *device_json(const struct device *device) {
     uint32_t imports;
     uint64_t bytes;
     imports_of(device, &imports, &bytes);
-    return json_pack("{s:s, s:s, s:b, s:b, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:s}", "device", device->text, "name",
-                     device->facts.name, "in_use", device->facts.context, "stuck", device->stuck, "context_bytes",
-                     number(device->facts.context_bytes), "imports", (int)imports, "import_bytes", number(bytes),
-                     "arena_size", number(device->facts.arena_size), "arena_used", number(arena_used(device->arena)),
-                     "pinned_bytes", number(device->facts.pinned_bytes), "copied_bytes",
-                     number(device->facts.copied_bytes), "last_error", device->problem.text);
+    return json_pack("{s:s, s:s, s:b, s:b, s:o, s:i, s:o, s:o, s:o, s:o, s:o, s:s}", "device", device->facts.text,
+                     "name", device->facts.name, "in_use", device->facts.context, "stuck", device->stuck,
+                     "context_bytes", number(device->facts.context_bytes), "imports", (int)imports, "import_bytes",
+                     number(bytes), "arena_size", number(device->facts.arena_size), "arena_used",
+                     number(arena_used(device->arena)), "pinned_bytes", number(device->facts.pinned_bytes),
+                     "copied_bytes", number(device->facts.copied_bytes), "last_error", device->problem.text);
 }
 
 static json_t *cuda_json(struct server *server) {

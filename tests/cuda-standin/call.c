@@ -51,7 +51,7 @@ static void settings_read(struct settings *settings) {
     settings->copy_delay_us = setting("CUDA_STANDIN_DELAY_US", 100);
     settings->bandwidth_mib_s = setting("CUDA_STANDIN_BANDWIDTH_MIB_S", 0);
     settings->register_delay_ms = setting("CUDA_STANDIN_REGISTER_MS", 0);
-    settings->mig = setting("CUDA_STANDIN_MIG", 0);
+    settings->n_mig = min_u64(setting("CUDA_STANDIN_MIG", 0), DEVICES_MAX);
     settings->trace = setting("CUDA_STANDIN_TRACE", 0);
     settings->reopen_refused = setting_is("CUDA_STANDIN_REOPEN", "refuse");
     settings->leaks = setting_is("CUDA_STANDIN_LEAKS", "ignore")   ? LEAKS_IGNORE

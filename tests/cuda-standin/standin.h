@@ -43,10 +43,10 @@ enum leaks { LEAKS_FAIL, LEAKS_REPORT, LEAKS_IGNORE };
 struct settings {
     const char *directory; /* what processes share */
     CUresult init_error;
-    int n_devices, compute_mode;
+    int n_devices, n_mig, compute_mode; /* the first n_mig of them are MIG instances */
     size_t device_memory, context_memory;
     uint64_t copy_delay_us, register_delay_ms, bandwidth_mib_s; /* a bandwidth of 0: unlimited */
-    bool mig, reopen_refused, trace;
+    bool reopen_refused, trace;
     enum leaks leaks;
 };
 

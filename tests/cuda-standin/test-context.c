@@ -223,9 +223,47 @@ static void devices_seen(void **state) {
     assert_int_equal(scene(look_at_one), 0);
     setenv("CUDA_VISIBLE_DEVICES", "GPU-c5737461-6e64-2d69-6e20-677075206701", 1);
     assert_int_equal(scene(look_at_one), 0);
-    setting("MIG", "1");
+    setting("MIG", "2");
     setenv("CUDA_VISIBLE_DEVICES", "MIG-c5737461-6e64-2d69-6e20-677075206d01,MIG-c5", 1);
     assert_int_equal(scene(look_at_one), 0);
+}
+
+static CUuuid uuid_wanted;
+static bool mig_wanted;
+
+static void look_at_one_kind(void) {
+    CUuuid uuid;
+    char name[64];
+    int n;
+    OK(cu.cuInit(0));
+    OK(cu.cuDeviceGetCount(&n));
+    CHECK(n == 1);
+    OK(cu.cuDeviceGetUuid_v2(&uuid, 0));
+    CHECK(uuid.bytes[15] == uuid_wanted.bytes[15]);
+    OK(cu.cuDeviceGetName(name, sizeof(name), 0));
+    CHECK(!strstr(name, " MIG ") == !mig_wanted);
+}
+
+static void look_at_none(void) { GIVES(CUDA_ERROR_NO_DEVICE, cu.cuInit(0)); }
+
+/* Two instances of one card, and a card that is whole. */
+static void instances_and_cards(void **state) {
+    setting("DEVICES", "3");
+    setting("MIG", "2");
+    mig_wanted = true;
+    uuid_wanted.bytes[15] = 0;
+    assert_int_equal(scene(look_at_one_kind), 0); /* the first instance, and then no cards */
+    setenv("CUDA_VISIBLE_DEVICES", "2,1,0", 1);
+    uuid_wanted.bytes[15] = 1;
+    assert_int_equal(scene(look_at_one_kind), 0);
+    setenv("CUDA_VISIBLE_DEVICES", "MIG-c5737461-6e64-2d69-6e20-677075206d01", 1);
+    assert_int_equal(scene(look_at_one_kind), 0);
+    setenv("CUDA_VISIBLE_DEVICES", "GPU-c5737461-6e64-2d69-6e20-677075206d01", 1);
+    assert_int_equal(scene(look_at_none), 0);
+    setenv("CUDA_VISIBLE_DEVICES", "2", 1);
+    mig_wanted = false;
+    uuid_wanted.bytes[15] = 2;
+    assert_int_equal(scene(look_at_one_kind), 0);
 }
 
 static void fork_after_init(void) {
@@ -327,6 +365,7 @@ int main(void) {
         TEST(compute_modes),
         TEST(no_room),
         TEST(devices_seen),
+        TEST(instances_and_cards),
         TEST(forked),
         TEST(faults),
         TEST(faults_that_are_none),

@@ -869,7 +869,73 @@ static void no_device(void) {
     no_driver("INIT=100", "sees no device");
 }
 
-static void other_device(void) { no_driver("DEVICES=1", "the daemon sees no device GPU-30313233-"); }
+static void other_device(void) { no_driver("DEVICES=1", "the daemon sees no device 30313233-"); }
+
+/* Which devices the daemon sees, and which this process; the machine has two MIG instances and a card that is whole. */
+static void begin_seeing(const char *daemon, const char *program) {
+    gpu_need_standin();
+    configure(&(struct settings){0});
+    gpu_settings("MIG=2 DEVICES=3");
+    daemon_start_with("CUDA_VISIBLE_DEVICES", daemon);
+    setenv("CUDA_VISIBLE_DEVICES", program, 1);
+    gpu_begin();
+}
+
+static void served_on(const char *daemon, const char *program, const char *name) {
+    struct trainer trainer;
+    begin_seeing(daemon, program);
+    trainer_open(&trainer, "served");
+    CUdeviceptr pointer = add_legacy(&trainer, 100000);
+    CHECK(trainer_register(&trainer) == 0);
+    for (uint64_t step = 1; step <= 3; step++)
+        trainer_round(&trainer, step);
+    CLEANUP(freep) char *text = status_text("cuda.devices.0.device");
+    if (strcmp(text, name) != 0)
+        FAIL("the device is called %s", text);
+    trainer_close(&trainer);
+    daemon_let_go();
+    CU(gpu.cuMemFree_v2(pointer));
+    finish();
+}
+
+static void refused_on(const char *daemon, const char *program, const char *says) {
+    struct trainer trainer;
+    begin_seeing(daemon, program);
+    trainer_open(&trainer, "refused");
+    CUdeviceptr pointer = allocate(1000);
+    CHECK(!trainer_probe(&trainer, trainer_legacy(&trainer, pointer), pointer, 0));
+    CLEANUP(freep) char *why = strndup(trainer.peer.message.tail, trainer.peer.message.tail_length);
+    if (!strstr(why, says))
+        FAIL("daemon with %s, program with %s: %s", daemon, program, why);
+    CHECK(daemon_logged(says));
+    CHECK(trainer_usage(&trainer).contexts == 0);
+    trainer_close(&trainer);
+    CU(gpu.cuMemFree_v2(pointer));
+    finish();
+}
+
+#define UUID_HEAD "c5737461-6e64-2d69-6e20-67707520"
+
+/* By the UUID: the numbers are others'. */
+static void mig_instance(void) { served_on("MIG-" UUID_HEAD "6d01", "1,0", "MIG-" UUID_HEAD "6d01"); }
+
+static void whole_device_beside_mig(void) { served_on("2", "GPU-" UUID_HEAD "6702", "GPU-" UUID_HEAD "6702"); }
+
+/* Device 0 of both, and yet not the same one: nothing is read there. */
+static void other_mig_instance(void) {
+    refused_on("0", "1",
+               "the daemon sees no device " UUID_HEAD "6d01, but MIG-" UUID_HEAD
+               "6d00 (a process that sees a MIG instance sees no other device: CUDA_VISIBLE_DEVICES says which)");
+}
+
+static void mig_instance_hides_whole_devices(void) {
+    refused_on("0,1,2", "2", "no device " UUID_HEAD "6702, but MIG-" UUID_HEAD "6d00");
+}
+
+static void whole_device_hides_mig_instances(void) {
+    refused_on("2", "0",
+               "no device " UUID_HEAD "6d00, but GPU-" UUID_HEAD "6702 (CUDA_VISIBLE_DEVICES, or another container?)");
+}
 
 static void exclusive_device(void) {
     struct trainer trainer;
@@ -1014,6 +1080,11 @@ int main(int argc, char **argv) {
         TEST(toolkit_stub),
         TEST(no_device),
         TEST(other_device),
+        TEST(mig_instance),
+        TEST(whole_device_beside_mig),
+        TEST(other_mig_instance),
+        TEST(mig_instance_hides_whole_devices),
+        TEST(whole_device_hides_mig_instances),
         TEST(exclusive_device),
         TEST(devices_not_wanted),
         TEST(unpinned_pool),

@@ -608,17 +608,30 @@ static void exclusive_device(void) {
     must_push(NULL, NULL, "compute mode 3");
 }
 
-/* A process sees one instance of a MIG device: the daemon that of the program, or another. */
+/* A process sees one MIG instance, or whole cards: the daemon what the program sees, or another. */
 static void mig_instance_of_the_program(void) {
     gpu_need_standin();
-    gpu_settings("MIG=1 DEVICES=2");
+    gpu_settings("MIG=2 DEVICES=2");
     train(GPU_LEGACY, 4);
 }
 
 static void mig_instance_of_others(void) {
     gpu_need_standin();
+    gpu_settings("MIG=2 DEVICES=2");
+    must_push("CUDA_VISIBLE_DEVICES", "1", "but MIG-c5737461-6e64-2d69-6e20-677075206d01");
+}
+
+static void whole_device_for_a_mig_instance(void) {
+    gpu_need_standin();
     gpu_settings("MIG=1 DEVICES=2");
-    must_push("CUDA_VISIBLE_DEVICES", "1", "sees no device");
+    must_push("CUDA_VISIBLE_DEVICES", "1", "but GPU-c5737461-6e64-2d69-6e20-677075206701");
+}
+
+static void mig_instance_for_a_whole_device(void) {
+    gpu_need_standin();
+    gpu_settings("MIG=1 DEVICES=2");
+    setenv("CUDA_VISIBLE_DEVICES", "1", 1);
+    must_push("CUDA_VISIBLE_DEVICES", "0,1", "a process that sees a MIG instance sees no other device");
 }
 
 /* The daemon dies while the program's memory is on its way to it, by whichever way; the next one has the next save. */
@@ -749,6 +762,8 @@ static const struct test tests[] = {
     TEST(exclusive_device),
     TEST(mig_instance_of_the_program),
     TEST(mig_instance_of_others),
+    TEST(whole_device_for_a_mig_instance),
+    TEST(mig_instance_for_a_whole_device),
     TEST(daemon_dies_in_a_capture),
     TEST(daemon_dies_in_a_push),
     TEST(daemon_dies_in_a_held_save),
