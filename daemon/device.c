@@ -434,8 +434,10 @@ void devices_free(struct devices *devices) {
 
 static void name_device(struct device *device, const uint8_t *uuid) {
     memcpy(device->uuid, uuid, DEVICE_UUID_SIZE);
+    device->own.found = false; /* what was, is another */
+    device->facts = (struct device_facts){0};
     uuid_text(uuid, "GPU", device->facts.text);
-    memcpy(device->own.facts.text, device->facts.text, DEVICE_TEXT_SIZE);
+    device->own.facts = device->facts;
 }
 
 static int device_new(struct devices *devices, struct device **ret_device) {

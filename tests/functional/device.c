@@ -937,6 +937,30 @@ static void whole_device_hides_mig_instances(void) {
                "no device " UUID_HEAD "6d00, but GPU-" UUID_HEAD "6702 (CUDA_VISIBLE_DEVICES, or another container?)");
 }
 
+/* A device that was found, and could not be used, is not taken for the next one that is asked for. */
+static void other_device_after_a_refusal(void) {
+    struct trainer trainer;
+    gpu_need_standin();
+    begin(&(struct settings){0}, "DEVICES=2 LEAKS=report");
+    CUdeviceptr refused = allocate(1000);
+    gpu_fault("ckptd/cuDevicePrimaryCtxRetain:1=2");
+    trainer_open(&trainer, "refused");
+    CHECK(!trainer_probe(&trainer, trainer_legacy(&trainer, refused), refused, 0));
+    trainer_close(&trainer);
+    gpu_fault(NULL);
+    gpu_use(1);
+    trainer_open(&trainer, "served");
+    CUdeviceptr pointer = add_legacy(&trainer, 1000);
+    CHECK(trainer_register(&trainer) == 0);
+    trainer_round(&trainer, 1);
+    trainer_close(&trainer);
+    daemon_let_go();
+    CU(gpu.cuMemFree_v2(pointer));
+    gpu_use(0);
+    CU(gpu.cuMemFree_v2(refused));
+    gpu_end();
+}
+
 static void exclusive_device(void) {
     struct trainer trainer;
     gpu_need_standin();
@@ -1080,6 +1104,7 @@ int main(int argc, char **argv) {
         TEST(toolkit_stub),
         TEST(no_device),
         TEST(other_device),
+        TEST(other_device_after_a_refusal),
         TEST(mig_instance),
         TEST(whole_device_beside_mig),
         TEST(other_mig_instance),
