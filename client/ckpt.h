@@ -274,8 +274,8 @@ CKPT_PUBLIC int ckpt_fence_shard(ckpt *c, uint64_t id, uint64_t timeout_ms);
 
 enum { CKPT_QUIET_END = 0, CKPT_QUIET_BEGIN = 1 };
 /* Keeps copies out of this handle's device memory away from, say, a collective: after CKPT_QUIET_BEGIN none is under
- * way (it waits for a piece of at most 64 MiB to end) and none begins, until CKPT_QUIET_END or two seconds later.
- * CKPT_E_TIMEOUT: one did not end within two seconds. Without device memory it does nothing. */
+ * way (it waits for at most two pieces of at most 64 MiB to end) and none begins, until CKPT_QUIET_END or two seconds
+ * later. CKPT_E_TIMEOUT: one did not end within two seconds. Without device memory it does nothing. */
 CKPT_PUBLIC int ckpt_quiet(ckpt *c, uint32_t begin);
 
 /* Device memory that the daemon has open stays allocated, also when the program frees it. This fences, and has the

@@ -9,6 +9,7 @@
 #include "daemon/device.h"
 
 #include "daemon/arena.h"
+#include "daemon/flight.h"
 #include "daemon/pool.h"
 #include "daemon/server.h"
 
@@ -33,16 +34,15 @@ struct devices {
 
 /* ---- on the device's thread ---- */
 
-static uint64_t thread_now(void) {
+uint64_t device_now(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * NANOSECONDS_PER_SECOND + (uint64_t)now.tv_nsec;
 }
 
-static void thread_sleep(uint64_t ns) {
-    struct timespec time = {.tv_sec = (time_t)(ns / NANOSECONDS_PER_SECOND),
-                            .tv_nsec = (long)(ns % NANOSECONDS_PER_SECOND)};
-    nanosleep(&time, NULL);
+void device_pause(uint32_t looks) {
+    if (looks >= SPINS)
+        nanosleep(&(struct timespec){.tv_nsec = SPIN_SLEEP_NS}, NULL);
 }
 
 const struct cuda *device_cuda(const struct device *device) { return &device->devices->cuda; }
@@ -131,6 +131,7 @@ static void context_drop(struct device *device, bool spoiled) {
                 (void)cuda->cuMemHostUnregister(pool_segment_data(pool, i));
         if (device->own.facts.arena)
             (void)cuda->cuMemFree_v2(device->own.facts.arena);
+        flights_close(device);
         (void)cuda->cuEventDestroy_v2(device->own.event);
         (void)cuda->cuStreamDestroy_v2(device->own.stream);
     }
@@ -178,6 +179,8 @@ static int context_make(struct device *device, struct problem *problem) {
         result = cuda->cuStreamCreate(&device->own.stream, CU_STREAM_NON_BLOCKING);
         if (result == CUDA_SUCCESS)
             result = cuda->cuEventCreate(&device->own.event, CU_EVENT_DISABLE_TIMING);
+        if (result == CUDA_SUCCESS)
+            result = flights_open(device);
         if (result != CUDA_SUCCESS)
             (void)cuda->cuCtxPopCurrent_v2(NULL);
     }
@@ -208,14 +211,14 @@ int device_wait(struct device *device, struct problem *problem) {
         result = cuda->cuEventQuery(device->own.event);
         if (result == CUDA_SUCCESS)
             return 0;
-        if (result == CUDA_ERROR_NOT_READY && looks >= SPINS)
-            thread_sleep(SPIN_SLEEP_NS);
+        if (result == CUDA_ERROR_NOT_READY)
+            device_pause(looks);
     }
     return device_result(device, result, problem, "a copy out of device memory");
 }
 
 uint64_t device_pace(struct device *device, uint64_t bytes) {
-    uint64_t rate = device->server->config->device_rate_mib_s, now = thread_now();
+    uint64_t rate = device->server->config->device_rate_mib_s, now = device_now();
     if (rate && device->own.next_ns > now)
         return device->own.next_ns - now;
     if (rate)
@@ -253,12 +256,17 @@ void device_pin(struct device *device, uint32_t segment, void *data, uint64_t si
 static void job_run(struct loop_op *op) {
     struct device_job *job = CONTAINER_OF(op, struct device_job, op);
     struct device *device = job->device;
-    if (job->abandoned)
+    if (!job->flying && !job->last)
+        device->waiting--;
+    if (job->abandoned && !job->flying)
         return;
     job->running = true;
     job->result = 0;
     job->problem = PROBLEM_NONE;
-    if (job->needs_context) {
+    if (job->flying) {
+        if (device->own.context && device_cuda(device)->cuCtxPushCurrent_v2(device->own.context) != CUDA_SUCCESS)
+            context_drop(device, true); /* with all that was under way in it */
+    } else if (job->needs_context) {
         job->result = driver_load(device->devices, &job->problem);
         if (!job->result && device->own.context)
             job->result = device_result(device, device_cuda(device)->cuCtxPushCurrent_v2(device->own.context),
@@ -328,11 +336,26 @@ static void take_facts(struct device *device, const struct device_job *job) {
         arena_reset(device->arena, device->facts.arena ? device->facts.arena_size : 0);
 }
 
+static void put_to_work(struct device *device, struct device_job *job);
+
+/* One that was overtaken while its copies were under way. */
+static bool has_older(const struct device *device, const struct device_job *than) {
+    const struct device_job *job;
+    TAILQ_FOREACH(job, &device->jobs, link)
+    if (job->number < than->number)
+        return true;
+    return false;
+}
+
 static void job_done(struct loop_op *op) {
     struct device_job *job = CONTAINER_OF(op, struct device_job, op);
     struct device *device = job->device;
     TAILQ_REMOVE(&device->jobs, job, link);
     job->running = false;
+    if (job->flying || (job->last && !job->abandoned && has_older(device, job))) {
+        put_to_work(device, job);
+        return;
+    }
     if (job->abandoned) {
         if (TAILQ_EMPTY(&device->jobs) && device->stuck) {
             device->stuck = false;
@@ -346,6 +369,12 @@ static void job_done(struct loop_op *op) {
     job_over(job);
 }
 
+static void put_to_work(struct device *device, struct device_job *job) {
+    TAILQ_INSERT_TAIL(&device->jobs, job, link);
+    loop_work(device->server->loop, &job->op, device->group, job_run, job_done);
+    watch_start(device);
+}
+
 static void refused(struct loop_op *op) {
     struct device_job *job = CONTAINER_OF(op, struct device_job, op);
     abandon(job->device, job);
@@ -354,14 +383,17 @@ static void refused(struct loop_op *op) {
 
 void device_submit(struct device *device, struct device_job *job) {
     job->device = device;
-    job->running = job->abandoned = false;
+    job->running = job->abandoned = job->flying = false;
+    if (device->watched == job)
+        device->watched = NULL;
     if (device->stuck) {
         loop_post(device->server->loop, &job->op, 0, refused);
         return;
     }
-    TAILQ_INSERT_TAIL(&device->jobs, job, link);
-    loop_work(device->server->loop, &job->op, device->group, job_run, job_done);
-    watch_start(device);
+    job->number = ++device->submitted;
+    if (!job->last)
+        device->waiting++;
+    put_to_work(device, job);
 }
 
 static void later_elapsed(struct loop_op *op) {

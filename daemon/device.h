@@ -8,6 +8,8 @@
  *
  *   unused --(first job)--> context made --(last user gone)--> context given back, unused
  *
+ * A job whose copies are under way leaves the thread to others (flight.h).
+ *
  * A context that a sticky error has spoiled is given back at once; `generation` counts contexts, so
  * that what was opened in an older one is known to be gone. A job that does not come back within
  * the deadline is abandoned: its owner is told, it keeps what it may still write to, and the device
@@ -21,6 +23,7 @@
 #include <stdatomic.h>
 
 #define DEVICES_MAX 64
+#define FLIGHTS_MAX 2 /* under way at once */
 #define DEVICE_NAME_MAX 64
 #define DEVICE_TEXT_SIZE 41 /* "GPU-01234567-89ab-cdef-0123-456789abcdef", or "MIG-..." */
 
@@ -42,13 +45,24 @@ struct device_facts {
     uint64_t arena_size;
 };
 
+/* Copies that a job has queued: flight.h. */
+struct flight {
+    uint64_t number;
+    uint32_t generation; /* of the context */
+    uint64_t begun_ns;
+};
+
 struct device_job {
     struct loop_op op;
     TAILQ_ENTRY(device_job) link;
     struct device *device;
     bool needs_context; /* one is made if there is none; if that fails, `run` is not called */
+    bool last;          /* comes back behind all that was submitted before it, under way or not */
     /* On the device's thread, in its context: sets result and problem, which are that thread's. */
     void (*run)(struct device_job *job);
+    /* Set by run: copies of this job are under way. Then run is called again, behind the jobs that are waiting, until
+     * it clears this, whatever becomes of the job meanwhile: only then is anybody told. */
+    bool flying;
     /* On the control thread, once for each submission: it is over, with its result, or was abandoned
      * (-ETIMEDOUT): then the device's thread may still be at work on it. */
     void (*done)(struct device_job *job, int result, const struct problem *problem);
@@ -58,6 +72,7 @@ struct device_job {
     struct problem problem;
 
     /* The device's own. */
+    uint64_t number; /* of the submission */
     struct device_facts facts;
     _Atomic bool running, abandoned;
     bool waiting; /* for a time after which it is submitted again */
@@ -75,6 +90,8 @@ struct device {
     /* The control thread's. */
     struct loop_group *group;
     struct device_job_list jobs; /* submitted, not come back */
+    uint64_t submitted;          /* so far */
+    _Atomic uint32_t waiting;    /* jobs that the thread has not begun, except those that are to be last */
     struct device_job *watched;
     uint64_t watched_since_ns;
     struct loop_op watch;
@@ -91,11 +108,12 @@ struct device {
         CUdevice number;
         CUcontext context;
         CUstream stream;
-        CUevent event;
-        bool unmeasured;       /* the context is new: what it takes is not known yet */
-        uint64_t context_cost; /* what a context took when it was measured; it is made and dropped more often */
-        uint64_t next_ns;      /* the rate's: when the next copy may begin */
-        uint8_t *pins;         /* [POOL_SEGMENTS_MAX]: enum pin */
+        CUevent event, flights[FLIGHTS_MAX];
+        uint64_t begun, landed; /* flights */
+        bool unmeasured;        /* the context is new: what it takes is not known yet */
+        uint64_t context_cost;  /* what a context took when it was measured; it is made and dropped more often */
+        uint64_t next_ns;       /* the rate's: when the next copy may begin */
+        uint8_t *pins;          /* [POOL_SEGMENTS_MAX]: enum pin */
         struct device_facts facts;
     } own;
 };
@@ -127,6 +145,9 @@ void device_report(struct device *device, const struct problem *problem, const c
 const struct cuda *device_cuda(const struct device *device);
 /* Notes a result; a sticky one gives the context back. 0, or negative errno with the sentence. */
 int device_result(struct device *device, CUresult result, struct problem *problem, const char *what);
+uint64_t device_now(void);
+/* Between two looks at something: at first for no time. */
+void device_pause(uint32_t looks);
 /* All that was queued on the device's stream is complete. */
 int device_wait(struct device *device, struct problem *problem) MUST_CHECK;
 /* May so many bytes be copied now, by the configured rate? 0: yes, they are counted. Else: in how many ns. */

@@ -220,7 +220,8 @@ static void let_go_round(struct letting_go *letting_go) {
             continue;
         letting_go->waiting++;
         barrier->letting_go = letting_go;
-        barrier->job = (struct device_job){.run = barrier_run, .done = barrier_done, .free = barrier_free};
+        barrier->job =
+            (struct device_job){.last = true, .run = barrier_run, .done = barrier_done, .free = barrier_free};
         device_submit(device, &barrier->job);
     }
     let_go(letting_go);

@@ -8,6 +8,7 @@
  */
 #include "daemon/transfer.h"
 
+#include "daemon/flight.h"
 #include "daemon/part.h"
 #include "daemon/server.h"
 
@@ -42,6 +43,7 @@ struct transfer {
     bool quiet, anyway; /* its client is quiet; has been for too long */
     uint64_t wait_ns;   /* until it may be tried again */
     uint8_t *second;    /* NULL: it is none */
+    struct flight flight;
     uint32_t first, count;
     struct landing chunks[];
 };
@@ -70,7 +72,8 @@ static int queue_from_arena(struct transfer *transfer, const struct landing *chu
     return r;
 }
 
-static int land(struct transfer *transfer) {
+/* Queues the copies and leaves them under way. */
+static int depart(struct transfer *transfer) {
     struct device_job *job = &transfer->job;
     int r = 0;
     for (uint32_t i = 0; i < transfer->count; i++) {
@@ -83,8 +86,24 @@ static int land(struct transfer *transfer) {
         r = transfer->berth ? queue_from_arena(transfer, chunk)
                             : source_fill(&transfer->source, chunk->offset, chunk->length, chunk->data, &job->problem);
     }
-    int waited = job->device->own.context ? device_wait(job->device, &job->problem) : r;
-    return r ? r : waited;
+    if (!r)
+        r = flight_begin(job->device, &transfer->flight, &job->problem);
+    if (r < 0 && job->device->own.context) { /* what was queued before that failed */
+        struct problem problem = PROBLEM_NONE;
+        (void)!device_wait(job->device, &problem);
+    }
+    job->flying = !r;
+    return r;
+}
+
+static int land(struct transfer *transfer) {
+    struct device_job *job = &transfer->job;
+    int r = flight_await(job->device, &transfer->flight, &job->problem);
+    if (r == FLIGHT_E_AWAY)
+        return 0;
+    job->flying = false;
+    word_copy_end(transfer->word->page);
+    return r;
 }
 
 /* What the window has outside of contiguous device memory goes up through the host. */
@@ -165,10 +184,15 @@ static uint64_t must_wait(struct transfer *transfer) {
 
 static void transfer_run(struct device_job *job) {
     struct transfer *transfer = CONTAINER_OF(job, struct transfer, job);
-    if (transfer->forgotten) {
-        job->result = -ECANCELED;
+    if (job->flying) {
+        job->result = land(transfer);
         return;
     }
+    job->result = transfer->store ? 0 : flight_room(job->device, &job->problem);
+    if (!job->result && transfer->forgotten)
+        job->result = -ECANCELED;
+    if (job->result)
+        return;
     transfer->wait_ns = must_wait(transfer);
     if (transfer->wait_ns) {
         job->result = -EAGAIN;
@@ -177,8 +201,9 @@ static void transfer_run(struct device_job *job) {
     transfer->source.device = job->device;
     transfer->source.reach = SOURCE_DEVICE;
     transfer->source.cuda_problem = &job->problem;
-    job->result = transfer->store ? store(transfer) : land(transfer);
-    word_copy_end(transfer->word->page);
+    job->result = transfer->store ? store(transfer) : depart(transfer);
+    if (!job->flying)
+        word_copy_end(transfer->word->page);
 }
 
 /* ---- on the control thread ---- */

@@ -12,7 +12,7 @@
 #include "daemon/source.h"
 #include "proto/word.h"
 
-#define TRANSFERS_MAX 2 /* pieces of one image in flight */
+#define TRANSFERS_MAX (FLIGHTS_MAX + 1) /* pieces of one image: under way, and being digested */
 
 struct part;
 struct transfer;

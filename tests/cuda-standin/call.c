@@ -24,8 +24,8 @@ static bool setting_is(const char *name, const char *value) {
 static bool settings_are_known(void) {
     static const char prefix[] = "CUDA_STANDIN_";
     static const char *const known[] = {
-        "DIR",          "INIT",        "DEVICES", "MIG",         "MEMORY_MIB", "DELAY_US", "BANDWIDTH_MIB_S",
-        "COMPUTE_MODE", "CONTEXT_MIB", "REOPEN",  "REGISTER_MS", "FAULTS",     "LEAKS",    "TRACE"};
+        "DIR",         "INIT",   "DEVICES",     "MIG",    "MEMORY_MIB", "DELAY_US", "BANDWIDTH_MIB_S", "COMPUTE_MODE",
+        "CONTEXT_MIB", "REOPEN", "REGISTER_MS", "FAULTS", "LEAKS",      "TRACE",    "RECORD"};
     for (char **variable = environ; *variable; variable++) {
         if (strncmp(*variable, prefix, sizeof(prefix) - 1))
             continue;
@@ -53,6 +53,7 @@ static void settings_read(struct settings *settings) {
     settings->register_delay_ms = setting("CUDA_STANDIN_REGISTER_MS", 0);
     settings->n_mig = min_u64(setting("CUDA_STANDIN_MIG", 0), DEVICES_MAX);
     settings->trace = setting("CUDA_STANDIN_TRACE", 0);
+    settings->record = setting("CUDA_STANDIN_RECORD", 0);
     settings->reopen_refused = setting_is("CUDA_STANDIN_REOPEN", "refuse");
     settings->leaks = setting_is("CUDA_STANDIN_LEAKS", "ignore")   ? LEAKS_IGNORE
                       : setting_is("CUDA_STANDIN_LEAKS", "report") ? LEAKS_REPORT

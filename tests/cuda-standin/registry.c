@@ -79,6 +79,13 @@ void registry_say(const char *name) {
         fprintf(stderr, "cuda-standin: %s: %m\n", name);
 }
 
+void registry_append(const char *name, const char *line) {
+    CLEANUP(closep) int fd = file_open(name, O_WRONLY | O_CREAT | O_APPEND);
+    ssize_t length = (ssize_t)strlen(line);
+    if (fd < 0 || write(fd, line, length) != length)
+        fprintf(stderr, "cuda-standin: %s: %m\n", name);
+}
+
 CUresult registry_open(void) {
     lock_fd = file_open("lock", O_RDWR | O_CREAT);
     driver_fd = file_open("driver-lock", O_RDWR | O_CREAT);

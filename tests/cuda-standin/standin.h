@@ -46,7 +46,7 @@ struct settings {
     int n_devices, n_mig, compute_mode; /* the first n_mig of them are MIG instances */
     size_t device_memory, context_memory;
     uint64_t copy_delay_us, register_delay_ms, bandwidth_mib_s; /* a bandwidth of 0: unlimited */
-    bool reopen_refused, trace;
+    bool reopen_refused, trace, record;
     enum leaks leaks;
 };
 
@@ -257,6 +257,8 @@ void registry_driver_unlock(void);
 bool registry_has(const char *name);
 /* Makes the file, if it is not there. */
 void registry_say(const char *name);
+/* Writes a line to the file's end. */
+void registry_append(const char *name, const char *line);
 
 /* ---- report.c ---- */
 void report_mistake(const char *format, ...) PRINTF_LIKE(1, 2);

@@ -8,6 +8,7 @@
  */
 #include "tests/cuda-standin/standin.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <time.h>
 
@@ -33,8 +34,22 @@ struct CUstream_st *stream_resolve(CUstream handle, struct context *context) {
     return NULL;
 }
 
+/* A copy from a device to the host is queued, or has left the queue. */
+static void record(const struct CUstream_st *stream, const struct operation *operation, int change) {
+    static int queued[DEVICES_MAX];
+    char line[128];
+    if (!standin.settings.record || operation->kind != OPERATION_COPY || !operation->from.device ||
+        operation->to.device)
+        return;
+    int device = stream->context->device;
+    queued[device] += change;
+    snprintf(line, sizeof(line), "%s %d %d\n", program_invocation_short_name, device, queued[device]);
+    registry_append("copies", line);
+}
+
 void stream_submit(struct CUstream_st *stream, struct operation *operation) {
     operation->sequence = ++standin.sequence;
+    record(stream, operation, 1);
     TAILQ_INSERT_TAIL(&stream->queue, operation, link);
     pthread_cond_broadcast(&standin.changed);
 }
@@ -74,6 +89,7 @@ static void stream_drop(struct CUstream_st *stream) {
         if (stream->running && operation == TAILQ_FIRST(&stream->queue))
             continue;
         TAILQ_REMOVE(&stream->queue, operation, link);
+        record(stream, operation, -1);
         free(operation);
     }
     pthread_cond_broadcast(&standin.changed);
@@ -186,6 +202,7 @@ static void *device_thread(void *argument) {
         if (!stream->context->error && !stream->context->destroyed)
             stream->context->error = operation_run(operation);
         TAILQ_REMOVE(&stream->queue, operation, link);
+        record(stream, operation, -1);
         stream->running = false;
         free(operation);
         if (stream->context->error)

@@ -2,6 +2,7 @@
 /* Memory of GPUs, on the wire: every way to share it, the device tier, and everything that fails. */
 #include "tests/functional/trainer.h"
 
+#include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
 
@@ -221,6 +222,78 @@ static void two_devices(void) {
         gpu_use(i);
         CU(gpu.cuMemFree_v2(pointers[i]));
     }
+    finish();
+}
+
+/* The device always has the next copy at hand: while one is under way, whatever is done in the host with the one
+ * before, a second is queued behind it, and never a third. Each piece is one copy here. */
+static void two_copies_in_flight(void) {
+    struct trainer trainer, other;
+    unsigned most;
+    gpu_need_standin();
+    begin(&(struct settings){.device = "piece = 256K"}, "RECORD=1 DELAY_US=200");
+    trainer_open(&trainer, "flight");
+    trainer_open(&other, "flight-beside");
+    CUdeviceptr pointer = add_legacy(&trainer, 1 << 18), beside = add_legacy(&other, 1 << 18);
+    CHECK(trainer_register(&trainer) == 0 && trainer_register(&other) == 0);
+    trainer_round(&trainer, 1);
+    trainer_fill(&trainer, 2);
+    gpu_fault("ckptd/run:3=hang");
+    trainer_save(&trainer, 2, 0);
+    EVENTUALLY(gpu_hangs());
+    EVENTUALLY(gpu_queued_copies(0, &most) == 2);
+    trainer_fill(&other, 2);
+    trainer_save(&other, 2, 0); /* and not one for each of them */
+    pause_ms(20);
+    gpu_fault(NULL);
+    gpu_unhang();
+    CHECK(trainer_captured(&trainer) == CODE_OK && trainer_captured(&other) == CODE_OK);
+    trainer_check(&trainer, 2);
+    trainer_check(&other, 2);
+    for (uint64_t step = 3; step < 6; step++)
+        trainer_round(&trainer, step);
+    CHECK(gpu_queued_copies(0, &most) == 0);
+    CHECK(most == 2);
+    trainer_close(&trainer);
+    trainer_close(&other);
+    daemon_let_go();
+    CU(gpu.cuMemFree_v2(pointer));
+    CU(gpu.cuMemFree_v2(beside));
+    finish();
+}
+
+/* A client gives up while copies are under way, and others want the room: what the copies write is nobody else's. */
+static void given_up_in_flight(void) {
+    struct trainer trainer, other;
+    gpu_need_standin();
+    begin(&(struct settings){.pool = "4M", .device = "piece = 256K"}, "RECORD=1 DELAY_US=0");
+    trainer_open(&trainer, "gives-up");
+    trainer_open(&other, "goes-on");
+    CUdeviceptr pointer = add_legacy(&trainer, 1 << 17);
+    uint64_t *host = calloc(1 << 18, 8);
+    trainer_shard(&other, UINT32_MAX, 0, (struct gpu_shard){.host = host, .words = 1 << 18});
+    CHECK(trainer_register(&trainer) == 0 && trainer_register(&other) == 0);
+    trainer_round(&trainer, 1);
+    gpu_fault("ckptd/run:1=hang");
+    trainer_save(&trainer, 2, 0);
+    EVENTUALLY(gpu_hangs());
+    CHECK(word_revoke(trainer.page, trainer.counter, trainer.image_size));
+    for (uint64_t step = 1; step < 6; step++)
+        trainer_round(&other, step);
+    CHECK(peer_send(&trainer.peer, MESSAGE_DEVICE_RELEASE, &(struct message_empty){0}, NULL, 0, -1));
+    trainer_round(&other, 6);
+    struct pollfd answer = {.fd = trainer.peer.fd, .events = POLLIN};
+    CHECK(poll(&answer, 1, 20) == 0); /* the copies need the memory */
+    CHECK(status_number("cuda.devices.0.imports") == 1);
+    gpu_fault(NULL);
+    gpu_unhang();
+    CHECK(peer_answer(&trainer.peer) == MESSAGE_OK); /* the memory is closed: it may be freed */
+    CU(gpu.cuMemFree_v2(pointer));
+    CHECK(status_number("counters.captures_failed") == 1);
+    trainer_close(&trainer);
+    trainer_close(&other);
+    daemon_let_go();
+    free(host);
     finish();
 }
 
@@ -1038,7 +1111,7 @@ static void sticky_error(void) { spoiled_context("piece = 256K"); }
 static void sticky_error_in_the_arena(void) { spoiled_context("arena = 4M"); }
 
 /* A copy that never ends: its device is left alone, another goes on; when it answers, so is it. */
-static void stuck_device(void) {
+static void device_gets_stuck(const char *fault) {
     struct trainer stuck, other;
     CUdeviceptr pointers[2];
     gpu_need_standin();
@@ -1051,7 +1124,7 @@ static void stuck_device(void) {
     pointers[1] = add_legacy(&other, 1 << 16);
     CHECK(trainer_register(&other) == 0);
     trainer_round(&other, 1);
-    gpu_fault("ckptd/cuMemcpyDtoHAsync_v2:1=hang");
+    gpu_fault(fault);
     trainer_save(&stuck, 1, 0);
     CHECK(trainer_captured(&stuck) == CODE_E_TIMEOUT || word_watermark(word_load(stuck.page)) == WORD_FAILED);
     CHECK(daemon_logged("is stuck"));
@@ -1075,6 +1148,9 @@ static void stuck_device(void) {
     daemon_stop_unused();
 }
 
+static void stuck_in_a_call(void) { device_gets_stuck("ckptd/cuMemcpyDtoHAsync_v2:1=hang"); }
+static void stuck_in_a_copy(void) { device_gets_stuck("ckptd/run:1=hang"); }
+
 int main(int argc, char **argv) {
     static const struct test tests[] = {
         TEST(legacy_memory),
@@ -1083,6 +1159,8 @@ int main(int argc, char **argv) {
         TEST(pooled_memory),
         TEST(two_devices),
         TEST(two_trainers),
+        TEST(two_copies_in_flight),
+        TEST(given_up_in_flight),
         TEST(device_tier),
         TEST(device_tier_full),
         TEST(device_tier_of_two_devices),
@@ -1115,7 +1193,8 @@ int main(int argc, char **argv) {
         TEST(unpinned_pool),
         TEST(sticky_error),
         TEST(sticky_error_in_the_arena),
-        TEST(stuck_device),
+        TEST(stuck_in_a_call),
+        TEST(stuck_in_a_copy),
     };
     return tests_run(tests, ARRAY_SIZE(tests), argc, argv);
 }

@@ -46,7 +46,8 @@ static void restore_to_device(ckpt_restore *r, const char *name, CUdeviceptr at,
 
 /* Saves follow each other as fast as the fence allows; memory changes right after it, eager tensors after the save. */
 static void train(enum gpu_kind kind, unsigned steps) {
-    struct settings settings = {.local = "keep = 1000\nbacklog = 1000", .no_parallel = true};
+    /* Room for all of it: the disk may be slow. */
+    struct settings settings = {.pool = "128M", .local = "keep = 1000\nbacklog = 1000", .no_parallel = true};
     configure(&settings);
     gpu_begin();
     daemon_start();

@@ -56,6 +56,9 @@ bool gpu_hangs(void);
 /* What hangs by such a fault goes on. */
 void gpu_unhang(void);
 uint64_t gpu_free_bytes(void);
+/* With the stand-in's RECORD: how many copies to the host the daemon has queued on the device, and the most that it has
+ * ever had. */
+unsigned gpu_queued_copies(int device, unsigned *ret_most);
 
 struct gpu_memory gpu_alloc(enum gpu_kind kind, size_t size);
 void gpu_free(struct gpu_memory *memory);
