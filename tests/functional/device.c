@@ -485,6 +485,7 @@ static void device_tier_full_on_one(void) {
     gpu_fault("ckptd/cuMemcpyDtoHAsync_v2:1=hang"); /* it stays in the arena */
     trainer_save(&other, 1, 0);
     CHECK(trainer_captured(&other) == CODE_OK);
+    EVENTUALLY(gpu_hangs());
     trainer_save(&spread.trainer, 1, 0);
     CHECK(status_number("cuda.devices.0.arena_used") == 0);
     CHECK(status_number("cuda.devices.1.arena_used") > 1 << 19);
