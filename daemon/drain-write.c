@@ -250,7 +250,7 @@ void drain_write(struct drain *drain) {
             slot->buffer = pool_buffer_ref(part->chunks[slot->index].buffer);
             slot_start(slot);
         } else { /* it counts as a write when it has come: it may wait for memory that another drain's writes free */
-            slot->fetch = (struct holding_request){.index = slot->index, .fn = slot_fetched};
+            slot->fetch = (struct holding_request){.index = slot->index, .patient = true, .fn = slot_fetched};
             holding_get(drain->holding, &slot->fetch);
         }
     }

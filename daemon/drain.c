@@ -9,19 +9,6 @@
 
 #define DRAIN_TRIES 4
 
-/* ---- watch ---- */
-
-static bool waits_for_tier(const struct watch *watch) {
-    const struct drain *drain = CONTAINER_OF(watch, struct drain, watch);
-    return drain->in_flight || (drain->state != DRAIN_PAUSED && loop_op_busy(&drain->op));
-}
-
-static void trace_stuck(const struct watch *watch) {
-    part_trace(CONTAINER_OF(watch, struct drain, watch)->part, TRACE_STUCK, watch->lane, 0, true);
-}
-
-static const struct watch_ops watch_ops = {.waits = waits_for_tier, .stuck = trace_stuck};
-
 /* ---- life ---- */
 
 void drain_set_pending(struct drain *drain, uint64_t bytes) {
@@ -29,12 +16,18 @@ void drain_set_pending(struct drain *drain, uint64_t bytes) {
     drain->pending = bytes;
 }
 
-static void drain_freed(struct loop_op *op) {
-    struct drain *drain = CONTAINER_OF(op, struct drain, op);
-    if (loop_op_busy(&drain->watch.timer)) { /* its cancellation is on the way; look again after it */
-        loop_post(drain_server(drain)->loop, &drain->op, 0, drain_freed);
-        return;
-    }
+static bool waits_for_tier(struct watch *watch) {
+    const struct drain *drain = CONTAINER_OF(watch, struct drain, watch);
+    uint32_t fetches = drain->fetching; /* from another one */
+    return drain->in_flight > fetches || (drain->state != DRAIN_PAUSED && loop_op_busy(&drain->op));
+}
+
+static void trace_stuck(struct watch *watch) {
+    part_trace(CONTAINER_OF(watch, struct drain, watch)->part, TRACE_STUCK, watch->lane, 0, true);
+}
+
+static void drain_free(struct watch *watch) {
+    struct drain *drain = CONTAINER_OF(watch, struct drain, watch);
     struct lane *lane = drain->lane;
     if (drain->holding)
         holding_unref(drain->holding);
@@ -47,6 +40,8 @@ static void drain_freed(struct loop_op *op) {
     free(drain);
     lane_unref(lane);
 }
+
+static const struct watch_ops watch_ops = {.waits = waits_for_tier, .stuck = trace_stuck, .ended = drain_free};
 
 /* Takes the drain out of everything and frees it soon. What it meant for the part is the caller's. */
 static void drain_end(struct drain *drain) {
@@ -65,7 +60,6 @@ static void drain_end(struct drain *drain) {
     part->drains[drain->lane_index] = NULL;
     part->active_drains--;
     watch_end(&drain->watch);
-    loop_post(drain_server(drain)->loop, &drain->op, 0, drain_freed);
 }
 
 static void drain_over(struct drain *drain) {
@@ -110,7 +104,7 @@ int drain_new(struct part *part, uint32_t index) {
         drain->slots[i].drain = drain;
     drain->part = part;
     drain->lane = lane_ref(lane);
-    drain->watch = (struct watch){.ops = &watch_ops, .lane = lane};
+    drain->watch = (struct watch){.ops = &watch_ops, .lane = lane, .group = lane->group};
     drain->lane_index = index;
     part->drains[index] = drain;
     part->active_drains++;
@@ -178,9 +172,13 @@ static void abandon_done(struct loop_op *op) { try_over(CONTAINER_OF(op, struct 
 
 void drain_give_up(struct drain *drain) {
     drain->state = DRAIN_ABANDONING;
-    for (uint32_t i = 0; i < drain->lane->config.depth; i++)
-        if (drain->slots[i].ready)
-            slot_over(&drain->slots[i]);
+    for (uint32_t i = 0; i < drain->lane->config.depth; i++) {
+        struct slot *slot = &drain->slots[i];
+        if (slot->ready)
+            slot_over(slot);
+        else if (slot->used && !slot->buffer)
+            holding_cancel(&slot->fetch);
+    }
     if (drain->in_flight || loop_op_busy(&drain->op))
         return;
     if (drain->commit.open)

@@ -11,19 +11,22 @@
 
 struct watch;
 struct watch_ops {
-    bool (*waits)(const struct watch *watch); /* is something with the tier? */
-    void (*stuck)(const struct watch *watch); /* it does not come back */
+    bool (*waits)(struct watch *watch); /* is something with the tier? */
+    void (*stuck)(struct watch *watch); /* it does not come back; the lane is silent from now on */
+    void (*ended)(struct watch *watch); /* from the loop, after watch_end(): the owner may be freed */
 };
 
 /* Embedded in its owner, who counts the progress up. */
 struct watch {
     const struct watch_ops *ops;
     struct lane *lane;
+    struct loop_group *group; /* whose worker it is that gets stuck */
     uint64_t progress, seen;
     bool stuck, over;
-    struct loop_op timer; /* when it is busy after watch_end(), it ends soon */
+    struct loop_op timer;
 };
 
 /* May have been started before. */
 void watch_start(struct watch *watch);
+/* Once, whether it was started or not. */
 void watch_end(struct watch *watch);

@@ -19,7 +19,7 @@
 #define FUSE_TYPE 0x65735546
 #define STUCK "tier_s = 1"
 
-static uint64_t words[WORDS];
+static uint64_t words[WORDS], others[WORDS];
 static pid_t server;
 static char mounted[4500];
 
@@ -196,6 +196,102 @@ static void local_hangs(void) {
     CHECK_OK(ckpt_close(c));
 }
 
+/* A version that is complete in all tiers, and in no memory: of a daemon before this one. */
+static ckpt *from_the_files(void) {
+    daemon_start();
+    ckpt *c = open_protected("job");
+    CHECK_OK(ckpt_protect_array(c, "others", CKPT_U64, others, WORDS));
+    words_fill(others, WORDS, 100);
+    save(c, 1, CKPT_GLOBAL);
+    EVENTUALLY(tier_number(0, "pending_parts") == 0);
+    CHECK_OK(ckpt_close(c));
+    daemon_stop_unused();
+    daemon_start();
+    return open_protected("job");
+}
+
+/* Nothing is written meanwhile: it is the reading that finds it out. The first read had opened the copy; the second
+ * restore has to. */
+static void reading_hangs(void) {
+    mount_fuse("local");
+    configure(&(struct settings){.local = "allow_network = yes", .deadlines = STUCK});
+    ckpt *c = from_the_files();
+    ckpt_restore *r = restore_of(c, 1), *second = restore_of(c, 1);
+    restore_words_check(r, "others", WORDS, 100);
+    hang();
+    restore_words_check(r, "words", WORDS, 1);
+    CHECK(tier_number(0, "stuck_workers") == 1 && complains(0, "a worker is stuck there"));
+    restore_words_check(second, "words", WORDS, 1);
+    CHECK(status_number("counters.chunks_bad") == 0 && tier_number(1, "errors") == 0);
+    ckpt_restore_close(r);
+    unhang();
+    all_is_well_again(0);
+    restore_words_check(second, "others", WORDS, 100);
+    ckpt_restore_close(second);
+    CHECK_OK(ckpt_close(c));
+}
+
+/* The same for the first read of a version. */
+static void reading_begins_and_hangs(void) {
+    mount_fuse("local");
+    configure(&(struct settings){.local = "allow_network = yes", .deadlines = STUCK});
+    ckpt *c = from_the_files();
+    ckpt_restore *r = restore_of(c, 1);
+    hang();
+    restore_words_check(r, "words", WORDS, 1);
+    CHECK(tier_number(0, "stuck_workers") == 1 && complains(0, "a worker is stuck there"));
+    ckpt_restore_close(r);
+    unhang();
+    all_is_well_again(0);
+    CHECK_OK(ckpt_close(c));
+}
+
+/* No other tier has it: the error says which one should. */
+static void reading_the_only_copy_hangs(void) {
+    mount_fuse("parallel");
+    configure(&(struct settings){.no_local = true, .deadlines = STUCK});
+    ckpt *c = from_the_files();
+    ckpt_restore *r = restore_of(c, 1);
+    hang();
+    CHECK_IS(CKPT_E_TIMEOUT, restore_array(r, "words", CKPT_U64, words, WORDS));
+    CHECK_SAYS("tier parallel");
+    unhang();
+    all_is_well_again(0);
+    restore_words_check(r, "words", WORDS, 1);
+    ckpt_restore_close(r);
+    CHECK_OK(ckpt_close(c));
+}
+
+/* What has left memory is to go on to the other tier, and the one that has it does not answer: that is waited for, and
+ * nobody says it of the other tier. */
+static void source_of_a_drain_hangs(void) {
+    enum { STEPS = 12 };
+    mount_fuse("local");
+    configure(&(struct settings){.pool = "4M",
+                                 .local = "allow_network = yes\nkeep = 100",
+                                 .parallel = "rate_mib_s = 4\nbacklog = 100",
+                                 .deadlines = STUCK});
+    daemon_start();
+    ckpt *c = open_protected("job");
+    for (uint64_t step = 1; step <= STEPS; step++) {
+        CHECK_OK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT));
+        words_fill(words, WORDS, step);
+        EVENTUALLY(ckpt_save(c, step, NULL) == CKPT_OK);
+        CHECK_OK(ckpt_wait(c, step, CKPT_LOCAL, CKPT_VERSION, PATIENCE_MS));
+    }
+    CHECK(tier_number(1, "pending_parts") > 4); /* more than memory has room for */
+    hang();
+    EVENTUALLY(tier_number(0, "stuck_workers") > 0);
+    CHECK_IS(CKPT_E_TIMEOUT, ckpt_wait(c, 2, CKPT_GLOBAL, CKPT_VERSION, 7000));
+    CHECK(tier_number(1, "stuck_workers") == 0 && tier_number(1, "errors") == 0);
+    unhang();
+    for (uint64_t step = 1; step <= STEPS; step++)
+        CHECK_OK(ckpt_wait(c, step, CKPT_GLOBAL, CKPT_VERSION, PATIENCE_MS));
+    CHECK(status_number("counters.parts_failed") == 0);
+    all_is_well_again(0);
+    CHECK_OK(ckpt_close(c));
+}
+
 /* Where there is no other tier, saves are skipped at their deadline once the pool is full. */
 static void only_tier_hangs(void) {
     mount_fuse("parallel");
@@ -292,8 +388,16 @@ static void killed_while_it_hangs(void) {
 
 int main(int argc, char **argv) {
     const struct test tests[] = {
-        TEST(parallel_hangs),           TEST(local_hangs),   TEST(only_tier_hangs),
-        TEST(directories_of_jobs_hang), TEST(mounted_again), TEST(killed_while_it_hangs),
+        TEST(parallel_hangs),
+        TEST(local_hangs),
+        TEST(reading_hangs),
+        TEST(reading_begins_and_hangs),
+        TEST(reading_the_only_copy_hangs),
+        TEST(source_of_a_drain_hangs),
+        TEST(only_tier_hangs),
+        TEST(directories_of_jobs_hang),
+        TEST(mounted_again),
+        TEST(killed_while_it_hangs),
     };
     return tests_run(tests, ARRAY_SIZE(tests), argc, argv);
 }
