@@ -10,6 +10,7 @@
 
 #include "daemon/arena.h"
 #include "daemon/flight.h"
+#include "daemon/pins.h"
 #include "daemon/pool.h"
 #include "daemon/server.h"
 
@@ -20,13 +21,13 @@
 #define WATCHES_PER_DEADLINE 4
 #define SPINS 200 /* looks at an event before the thread sleeps between them */
 #define SPIN_SLEEP_NS 20000
-
-enum pin { PIN_NONE, PIN_OURS, PIN_NOT_OURS };
+#define CLOSE_AGAIN_NS NANOSECONDS_PER_SECOND
 
 struct devices {
     struct server *server;
     struct device *list[DEVICES_MAX];
     uint32_t count;
+    struct pins *pins;
     pthread_mutex_t mutex; /* the driver is loaded by whichever device thread comes first */
     _Atomic bool loaded;
     struct cuda cuda;
@@ -119,28 +120,25 @@ static int check_mode(struct device *device, struct problem *problem) {
     return 0;
 }
 
-/* Everything in it goes with it: imports, registrations, the arena. */
+/* Everything in it goes with it: imports, the arena; registrations before. */
 static void context_drop(struct device *device, bool spoiled) {
     const struct cuda *cuda = device_cuda(device);
-    const struct pool *pool = device->server->pool;
     if (!device->own.context)
         return;
-    if (!spoiled) { /* in a spoiled one, every call fails */
-        for (uint32_t i = 0; i < POOL_SEGMENTS_MAX && device->own.facts.pinned_bytes; i++)
-            if (device->own.pins[i] == PIN_OURS)
-                (void)cuda->cuMemHostUnregister(pool_segment_data(pool, i));
+    if (spoiled) { /* every call fails */
+        pins_forget(device);
+    } else {
         if (device->own.facts.arena)
             (void)cuda->cuMemFree_v2(device->own.facts.arena);
         flights_close(device);
         (void)cuda->cuEventDestroy_v2(device->own.event);
         (void)cuda->cuStreamDestroy_v2(device->own.stream);
     }
-    memset(device->own.pins, PIN_NONE, POOL_SEGMENTS_MAX);
     (void)cuda->cuCtxPopCurrent_v2(NULL);
     (void)cuda->cuDevicePrimaryCtxRelease_v2(device->own.number);
     device->own.context = NULL;
     device->own.facts.context = false;
-    device->own.facts.context_bytes = device->own.facts.pinned_bytes = 0;
+    device->own.facts.context_bytes = 0;
     device->own.facts.arena = 0;
     device->own.facts.arena_size = 0;
 }
@@ -237,22 +235,6 @@ void device_measure(struct device *device, uint64_t free_before) {
     device->own.unmeasured = false;
 }
 
-void device_pin(struct device *device, uint32_t segment, void *data, uint64_t size) {
-    const struct cuda *cuda = device_cuda(device);
-    if (device->own.pins[segment] != PIN_NONE || !device->server->config->device_pin)
-        return;
-    CUresult result = cuda->cuMemHostRegister_v2(data, size, CU_MEMHOSTREGISTER_PORTABLE);
-    device->own.pins[segment] = result == CUDA_SUCCESS ? PIN_OURS : PIN_NOT_OURS;
-    if (result == CUDA_SUCCESS) {
-        device->own.facts.pinned_bytes += size;
-    } else if (result != CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED) { /* by another device's thread: as good */
-        struct problem problem = PROBLEM_NONE;
-        device_result(device, result, &problem, "cuMemHostRegister");
-        log_warning(device->server->log, "a segment of the pool stays unpinned, copies are slower: %s device=%s",
-                    problem.text, device->own.facts.text);
-    }
-}
-
 static void job_run(struct loop_op *op) {
     struct device_job *job = CONTAINER_OF(op, struct device_job, op);
     struct device *device = job->device;
@@ -332,6 +314,9 @@ static void job_over(struct device_job *job) {
 static void take_facts(struct device *device, const struct device_job *job) {
     uint32_t generation = device->facts.generation;
     device->facts = job->facts;
+    if (device->facts.generation != generation)
+        device->pinning.next = 0;
+    pins_look(device);
     if (device->facts.generation != generation || !device->facts.arena)
         arena_reset(device->arena, device->facts.arena ? device->facts.arena_size : 0);
 }
@@ -416,14 +401,23 @@ struct closing {
 
 static void close_run(struct device_job *job) {
     struct device *device = job->device;
-    if (!device->own.context)
+    if (!device->own.context || device->users) /* what they have opened is in it */
         return;
     (void)device_cuda(device)->cuCtxPushCurrent_v2(device->own.context);
-    context_drop(device, false);
+    if (pins_drop(device)) {
+        context_drop(device, false);
+        return;
+    }
+    (void)device_cuda(device)->cuCtxPopCurrent_v2(NULL);
+    job->result = -EAGAIN;
 }
 
 static void close_done(struct device_job *job, int result, const struct problem *problem) {
-    (void)job, (void)result, (void)problem;
+    (void)problem;
+    if (result == -EAGAIN)
+        device_submit_later(job, CLOSE_AGAIN_NS);
+    else
+        pins_look_again(job->device->devices);
 }
 
 static void close_free(struct device_job *job) { free(CONTAINER_OF(job, struct closing, job)); }
@@ -446,12 +440,24 @@ void device_report(struct device *device, const struct problem *problem, const c
 
 /* ---- the list ---- */
 
+static void pool_grew(void *context) {
+    struct devices *devices = context;
+    for (uint32_t i = 0; i < devices->count; i++)
+        pins_look(devices->list[i]);
+}
+
 int devices_new(struct server *server, struct devices **ret_devices) {
     struct devices *devices = calloc(1, sizeof *devices);
     if (!devices)
         return -ENOMEM;
     devices->server = server;
     pthread_mutex_init(&devices->mutex, NULL);
+    int r = pins_new(&devices->pins);
+    if (r < 0) {
+        devices_free(devices);
+        return r;
+    }
+    pool_on_prefault(server->pool, pool_grew, devices);
     *ret_devices = devices;
     return 0;
 }
@@ -460,6 +466,7 @@ void devices_free(struct devices *devices) {
     if (!devices)
         return;
     assert(!devices->count);
+    pins_free(devices->pins);
     pthread_mutex_destroy(&devices->mutex);
     free(devices);
 }
@@ -478,13 +485,12 @@ static int device_new(struct devices *devices, struct device **ret_device) {
         return -ENOMEM;
     device->devices = devices;
     device->server = devices->server;
-    device->own.pins = calloc(POOL_SEGMENTS_MAX, 1);
-    int r = device->own.pins ? arena_new(&device->arena) : -ENOMEM;
+    device->pins = devices->pins;
+    int r = arena_new(&device->arena);
     if (!r)
         r = loop_group_new(device->server->loop, "device", 1, 1, &device->group);
     if (r < 0) {
         arena_free(device->arena);
-        free(device->own.pins);
         free(device);
         return r;
     }

@@ -29,7 +29,7 @@
 
 struct device;
 struct devices;
-struct pool;
+struct pins;
 struct server;
 
 /* What the control thread knows of the thread's side: copied at the end of each job. */
@@ -85,6 +85,7 @@ TAILQ_HEAD(import_list, import);
 struct device {
     struct server *server;
     struct devices *devices;
+    struct pins *pins; /* of all devices */
     uint8_t uuid[DEVICE_UUID_SIZE];
 
     /* The control thread's. */
@@ -96,7 +97,17 @@ struct device {
     uint64_t watched_since_ns;
     struct loop_op watch;
     bool stuck;
-    uint32_t users; /* imports, pools, places in the arena */
+    _Atomic uint32_t users; /* imports, pools, places in the arena */
+    uint32_t transfers;     /* of captures that are under way */
+    struct {
+        struct device_job job;
+        struct loop_op timer;
+        bool at_work;
+        uint32_t next; /* segment that was not asked for in this context */
+        uint32_t segment;
+        void *data;
+        uint64_t size;
+    } pinning; /* of the pool, when there is time: pins.h */
     struct import_list imports;
     struct arena *arena;
     struct problem problem; /* the last thing that went wrong, for status */
@@ -113,7 +124,6 @@ struct device {
         bool unmeasured;        /* the context is new: what it takes is not known yet */
         uint64_t context_cost;  /* what a context took when it was measured; it is made and dropped more often */
         uint64_t next_ns;       /* the rate's: when the next copy may begin */
-        uint8_t *pins;          /* [POOL_SEGMENTS_MAX]: enum pin */
         struct device_facts facts;
     } own;
 };
@@ -154,5 +164,3 @@ int device_wait(struct device *device, struct problem *problem) MUST_CHECK;
 uint64_t device_pace(struct device *device, uint64_t bytes);
 /* The client saw so many bytes free before this job: if it made the context, that took the difference. */
 void device_measure(struct device *device, uint64_t free_before);
-/* Registers a segment of the pool with the driver, once; where that fails copies are slower, no more. */
-void device_pin(struct device *device, uint32_t segment, void *data, uint64_t size);

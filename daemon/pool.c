@@ -6,7 +6,7 @@
  * A segment counts as allocated from its creation. With prefaulting, one worker touches its pages
  * in pieces; buffers may be handed out meanwhile, from the start of the segment, which is where the
  * prefault has already been. When more than half of the last segment is taken, the next is made, so
- * that captures do not pay for first touches.
+ * that captures do not pay for first touches; and for images that are expected before they come.
  *
  * Segments are never given back while the daemon lives: memory that was fast to write once stays
  * fast. The limit bounds them.
@@ -46,9 +46,11 @@ TAILQ_HEAD(waiter_list, pool_waiter);
 struct pool {
     struct loop *loop;
     struct loop_group *prefaulters; /* NULL: no prefaulting */
-    uint64_t limit, allocated, used, cached, reserved;
+    uint64_t limit, allocated, used, cached, reserved, expected;
     struct pool_segment *segments[POOL_SEGMENTS_MAX];
-    uint32_t segment_count;
+    uint32_t segment_count, prefaulted;
+    void (*grew)(void *context); /* a segment is prefaulted */
+    void *grew_context;
     struct buffer_list cache; /* least recently used first */
     struct waiter_list waiters;
     uint32_t waiter_count;
@@ -66,7 +68,12 @@ static void prefault_run(struct loop_op *op) {
     op->result = 0;
 }
 
-static void prefault_done(struct loop_op *op) { (void)op; }
+static void prefault_done(struct loop_op *op) {
+    struct pool *pool = CONTAINER_OF(op, struct pool_segment, prefault)->pool;
+    pool->prefaulted++; /* they come in order: there is one worker */
+    if (pool->grew)
+        pool->grew(pool->grew_context);
+}
 
 static int segment_new(struct pool *pool, uint64_t size, struct pool_segment **ret_segment) {
     struct pool_segment *segment = calloc(1, sizeof *segment);
@@ -140,6 +147,24 @@ int pool_new(struct loop *loop, uint64_t limit, bool prefault, struct pool **ret
     *ret_pool = pool;
     return 0;
 }
+
+void pool_on_prefault(struct pool *pool, void (*fn)(void *context), void *context) {
+    pool->grew = fn;
+    pool->grew_context = context;
+}
+
+void pool_expect(struct pool *pool, uint64_t bytes) {
+    pool->expected += bytes;
+    while (pool->prefaulters && pool->allocated < min_u64(pool->expected, pool->limit) && !pool_grow(pool))
+        ;
+}
+
+void pool_unexpect(struct pool *pool, uint64_t bytes) {
+    assert(pool->expected >= bytes);
+    pool->expected -= bytes;
+}
+
+uint32_t pool_prefaulted(const struct pool *pool) { return pool->prefaulted; }
 
 void pool_free(struct pool *pool) {
     if (!pool)

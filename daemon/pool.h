@@ -51,6 +51,14 @@ struct pool_usage {
 
 /* `prefault`: a background thread of its own group touches each new segment before it is needed. */
 int pool_new(struct loop *loop, uint64_t limit, bool prefault, struct pool **ret_pool) MUST_CHECK;
+/* Told whenever a segment has been prefaulted. */
+void pool_on_prefault(struct pool *pool, void (*fn)(void *context), void *context);
+/* How many segments, the first ones, are prefaulted. */
+uint32_t pool_prefaulted(const struct pool *pool);
+/* An image of so many bytes is going to be saved, again and again: with prefaulting, there will be segments for all
+ * such images together. */
+void pool_expect(struct pool *pool, uint64_t bytes);
+void pool_unexpect(struct pool *pool, uint64_t bytes);
 /* Waits for a running prefault. */
 void pool_free(struct pool *pool);
 

@@ -148,6 +148,10 @@ static void register_answer(struct registration *registration) {
         } else {
             session_drop_set(session);
             session->set = set;
+            if (set->device_count && !set->push) { /* memory that is there is pinned before it is needed */
+                set->expected = registered.image_size;
+                pool_expect(session->server->pool, set->expected);
+            }
         }
         session_reply(session, MESSAGE_REGISTERED, registration->serial, &registered, why, strlen(why), -1);
     }

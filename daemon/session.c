@@ -185,6 +185,7 @@ struct session *session_next(struct server *server, struct session *after) {
 void session_drop_set(struct session *session) {
     if (!session->set)
         return;
+    pool_unexpect(session->server->pool, session->set->expected);
     set_unuse(session->set);
     set_unref(STEAL(session->set));
 }

@@ -35,6 +35,7 @@ struct set {
     struct device *devices[DEVICES_MAX]; /* on which they lie */
     uint32_t device_count;
     struct spread *spread; /* of the image over them; NULL: there are none */
+    uint64_t expected;     /* what its session has told the pool to expect */
     uint32_t users;        /* a registration and running captures: they need the areas and memories */
     bool has_private, push;
     uint64_t nonce_address, nonce; /* in the client's memory, if private shards were probed */

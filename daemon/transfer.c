@@ -10,6 +10,7 @@
 
 #include "daemon/flight.h"
 #include "daemon/part.h"
+#include "daemon/pins.h"
 #include "daemon/server.h"
 
 #include <errno.h>
@@ -17,6 +18,7 @@
 #define STORE_BYTES GIB(1)  /* within a device, in one job: milliseconds */
 #define STORE_WINDOW MIB(4) /* of which what is not in device memory is gathered in the host */
 #define QUIET_LOOK_NS NANOSECONDS_PER_MS
+#define PINS_LOOK_NS NANOSECONDS_PER_MS
 
 struct landing {
     struct pool_buffer *buffer; /* NULL: of a second reading */
@@ -79,7 +81,7 @@ static int depart(struct transfer *transfer) {
     for (uint32_t i = 0; i < transfer->count; i++) {
         const struct landing *chunk = &transfer->chunks[i];
         if (chunk->buffer)
-            device_pin(job->device, chunk->segment, chunk->segment_data, chunk->segment_size);
+            pins_make(job->device, chunk->segment, chunk->segment_data, chunk->segment_size);
     }
     for (uint32_t i = 0; !r && i < transfer->count; i++) {
         const struct landing *chunk = &transfer->chunks[i];
@@ -93,6 +95,8 @@ static int depart(struct transfer *transfer) {
         (void)!device_wait(job->device, &problem);
     }
     job->flying = !r;
+    if (r)
+        pins_unuse(job->device->pins);
     return r;
 }
 
@@ -102,6 +106,7 @@ static int land(struct transfer *transfer) {
     if (r == FLIGHT_E_AWAY)
         return 0;
     job->flying = false;
+    pins_unuse(job->device->pins);
     word_copy_end(transfer->word->page);
     return r;
 }
@@ -171,12 +176,20 @@ static uint64_t landing_wait(struct transfer *transfer) {
     return device_pace(transfer->job.device, bytes);
 }
 
-/* Its client wants no copies now, or the rate is used up. 0: it may go on, and word_copy_end() is due. */
+/* Its client wants no copies now, a context is about to go, or the rate is used up. 0: it may go on, and
+ * word_copy_end() is due, and of what lands pins_unuse(). */
 static uint64_t must_wait(struct transfer *transfer) {
     transfer->quiet = !word_copy_begin(transfer->word->page, transfer->anyway);
     if (transfer->quiet)
         return QUIET_LOOK_NS;
-    uint64_t wait_ns = transfer->store ? 0 : landing_wait(transfer);
+    uint64_t wait_ns = 0;
+    if (!transfer->store && !pins_use(transfer->job.device->pins)) {
+        wait_ns = PINS_LOOK_NS;
+    } else if (!transfer->store) {
+        wait_ns = landing_wait(transfer);
+        if (wait_ns)
+            pins_unuse(transfer->job.device->pins);
+    }
     if (wait_ns)
         word_copy_end(transfer->word->page);
     return wait_ns;
@@ -208,9 +221,16 @@ static void transfer_run(struct device_job *job) {
 
 /* ---- on the control thread ---- */
 
+static const struct set *transfer_set(const struct transfer *transfer) {
+    return transfer->berth ? transfer->berth->set : transfer->source.set;
+}
+
 static void transfer_unref(struct transfer *transfer) {
     if (--transfer->refs)
         return;
+    const struct set *set = transfer_set(transfer);
+    for (uint32_t i = 0; i < set->device_count; i++)
+        set->devices[i]->transfers--;
     for (uint32_t i = 0; i < transfer->count; i++)
         if (transfer->chunks[i].buffer)
             pool_buffer_unref(transfer->chunks[i].buffer);
@@ -228,10 +248,6 @@ static void transfer_unref(struct transfer *transfer) {
         berth_unref(transfer->berth);
     word_map_unref(transfer->word);
     free(transfer);
-}
-
-static const struct set *transfer_set(const struct transfer *transfer) {
-    return transfer->berth ? transfer->berth->set : transfer->source.set;
 }
 
 static void transfer_free(struct device_job *job) { transfer_unref(CONTAINER_OF(job, struct transfer, job)); }
@@ -312,7 +328,10 @@ int transfer_new(const struct transfer_options *options, struct transfer **ret_t
     }
     transfer->job =
         (struct device_job){.needs_context = true, .run = transfer_run, .done = transfer_done, .free = transfer_free};
-    device_submit(transfer_set(transfer)->devices[0], &transfer->job);
+    const struct set *set = transfer_set(transfer);
+    for (uint32_t i = 0; i < set->device_count; i++)
+        set->devices[i]->transfers++;
+    device_submit(set->devices[0], &transfer->job);
     *ret_transfer = transfer;
     return 0;
 }

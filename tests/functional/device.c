@@ -1079,6 +1079,95 @@ static void unpinned_pool(void) {
     finish();
 }
 
+/* What the pool has prefaulted is pinned as soon as the device is in use: no capture pays for it. In the next context
+ * again. */
+static void pinned_before_the_first_save(void) {
+    struct trainer trainer;
+    gpu_need_standin();
+    begin(&(struct settings){.prefault = true}, "REGISTER_MS=20");
+    CUdeviceptr pointer = allocate(1 << 17);
+    for (uint64_t round = 0; round < 2; round++) {
+        trainer_open(&trainer, "pinned");
+        uint32_t memory = trainer_legacy(&trainer, pointer);
+        CHECK(trainer_probe(&trainer, memory, pointer, 0));
+        EVENTUALLY(status_number("cuda.devices.0.pinned_bytes") == MIB(64));
+        trainer_shard(&trainer, memory, 0, (struct gpu_shard){.memory = pointer, .words = 1 << 17});
+        CHECK(trainer_register(&trainer) == 0);
+        gpu_fault("ckptd/cuMemHostRegister_v2:1+=2");
+        trainer_round(&trainer, 1);
+        gpu_fault(NULL);
+        CHECK(!daemon_logged("stays unpinned"));
+        trainer_close(&trainer);
+        daemon_let_go();
+        EVENTUALLY(status_number("cuda.devices.0.pinned_bytes") == 0);
+    }
+    CU(gpu.cuMemFree_v2(pointer));
+    finish();
+}
+
+/* As much as the sets in device memory need is there, and pinned, before they are saved. */
+static void pinned_as_much_as_is_registered(void) {
+    enum { WORDS = MIB(160) / 8 };
+    struct trainer trainers[2];
+    CUdeviceptr pointers[2];
+    gpu_need_standin();
+    begin(&(struct settings){.pool = "600M", .prefault = true}, "DELAY_US=0");
+    for (int i = 0; i < 2; i++) {
+        trainer_open(&trainers[i], i ? "one" : "other");
+        pointers[i] = add_legacy(&trainers[i], WORDS);
+        CHECK(trainer_register(&trainers[i]) == 0);
+        EVENTUALLY(status_number("cuda.devices.0.pinned_bytes") == (i ? MIB(512) : MIB(256)));
+    }
+    trainer_round(&trainers[0], 1);
+    for (int i = 0; i < 2; i++)
+        trainer_close(&trainers[i]);
+    daemon_let_go();
+    for (int i = 0; i < 2; i++)
+        CU(gpu.cuMemFree_v2(pointers[i]));
+    finish();
+}
+
+/* A device pins for all. When its last user goes, it neither takes the memory from under another's copies nor waits for
+ * them for ever: it comes back to it. Then the other one pins for itself. */
+static void pinned_for_another(void) {
+    struct trainer first, second;
+    CUdeviceptr pointers[2];
+    gpu_need_standin();
+    begin(&(struct settings){.device = "piece = 256K"}, "DEVICES=2");
+    trainer_open(&first, "first");
+    pointers[0] = add_legacy(&first, 1 << 17);
+    CHECK(trainer_register(&first) == 0);
+    trainer_round(&first, 1);
+    gpu_use(1);
+    trainer_open(&second, "second");
+    pointers[1] = add_legacy(&second, 1 << 17);
+    CHECK(trainer_register(&second) == 0);
+    trainer_round(&second, 1);
+    CHECK(status_number("cuda.devices.0.pinned_bytes") > 0 && status_number("cuda.devices.1.pinned_bytes") == 0);
+    trainer_fill(&second, 2);
+    gpu_fault("ckptd/run:3=hang");
+    trainer_save(&second, 2, 0);
+    EVENTUALLY(gpu_hangs());
+    trainer_close(&first);
+    EVENTUALLY(status_number("cuda.devices.0.imports") == 0);
+    pause_ms(700); /* longer than it waits in one go */
+    CHECK(status_number("cuda.devices.0.pinned_bytes") > 0);
+    gpu_fault(NULL);
+    gpu_unhang();
+    CHECK(trainer_captured(&second) == CODE_OK);
+    trainer_check(&second, 2);
+    daemon_let_go();
+    trainer_round(&second, 3);
+    CHECK(status_number("cuda.devices.0.pinned_bytes") == 0 && status_number("cuda.devices.1.pinned_bytes") > 0);
+    trainer_close(&second);
+    EVENTUALLY(status_number("cuda.devices.1.in_use") == 0);
+    for (int i = 0; i < 2; i++) {
+        gpu_use(i);
+        CU(gpu.cuMemFree_v2(pointers[i]));
+    }
+    finish();
+}
+
 /* A sticky error costs this capture and the context; what is described anew works in a new one. */
 static void spoiled_context(const char *device) {
     struct trainer trainer;
@@ -1192,6 +1281,9 @@ int main(int argc, char **argv) {
         TEST(exclusive_device),
         TEST(devices_not_wanted),
         TEST(unpinned_pool),
+        TEST(pinned_before_the_first_save),
+        TEST(pinned_as_much_as_is_registered),
+        TEST(pinned_for_another),
         TEST(sticky_error),
         TEST(sticky_error_in_the_arena),
         TEST(stuck_in_a_call),

@@ -21,9 +21,10 @@ static uid_t user;       /* whose daemon it is to be; 0: ours */
 void configure(const struct settings *settings) {
     char text[4096];
     int length =
-        snprintf(text, sizeof text, "[daemon]\nlog_level = %s\n%s\n[pool]\nsize = %s\nchunk_size = %s\nprefault = no\n",
+        snprintf(text, sizeof text, "[daemon]\nlog_level = %s\n%s\n[pool]\nsize = %s\nchunk_size = %s\nprefault = %s\n",
                  settings->log_level ? settings->log_level : "debug", settings->daemon ? settings->daemon : "",
-                 settings->pool ? settings->pool : "64M", settings->chunk ? settings->chunk : "256K");
+                 settings->pool ? settings->pool : "64M", settings->chunk ? settings->chunk : "256K",
+                 settings->prefault ? "yes" : "no");
     if (settings->device)
         length += snprintf(text + length, sizeof text - (size_t)length, "[device]\n%s\n", settings->device);
     if (!settings->no_local)

@@ -96,7 +96,7 @@ void mount_memory(const char *directory, const char *options);
 struct settings {
     const char *pool, *chunk, *log_level;                       /* 64M, 256K, debug */
     const char *daemon, *device, *local, *parallel, *deadlines; /* more lines of these sections */
-    bool no_local, no_parallel;
+    bool no_local, no_parallel, prefault;
 };
 /* Writes the configuration; every test begins with that of all zeros. */
 void configure(const struct settings *settings);

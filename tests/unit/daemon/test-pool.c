@@ -278,6 +278,31 @@ static void random_operations(void **state) {
     free(model);
 }
 
+static void count_grown(void *context) { ++*(unsigned *)context; }
+
+/* Segments for what is expected, in the background; no more than the limit, and none when it is gone again. */
+static void expected_images_have_their_segments(void **state) {
+    (void)state;
+    struct pool *pool = NULL;
+    unsigned grown = 0;
+    assert_int_equal(pool_new(loop, MIB(280), true, &pool), 0);
+    pool_on_prefault(pool, count_grown, &grown);
+    assert_int_equal(usage_of(pool).segments, 1);
+    pool_expect(pool, MIB(200));
+    assert_int_equal(usage_of(pool).segments, 1);
+    pool_expect(pool, MIB(200));
+    assert_int_equal(usage_of(pool).segments, 2);
+    assert_int_equal(usage_of(pool).allocated, MIB(280));
+    pool_expect(pool, MIB(2000));
+    pool_unexpect(pool, MIB(2400));
+    assert_int_equal(usage_of(pool).segments, 2);
+    assert_int_equal(pool_prefaulted(pool), 0);
+    assert_int_equal(loop_run(loop), 0);
+    assert_int_equal(pool_prefaulted(pool), 2);
+    assert_int_equal(grown, 2);
+    pool_free(pool);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(fills_to_its_limit_and_no_further, setup, teardown),
@@ -286,6 +311,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(evicts_the_oldest_unused_entry, setup, teardown),
         cmocka_unit_test_setup_teardown(waiters_are_told_from_the_loop, setup, teardown),
         cmocka_unit_test_setup_teardown(segments_are_read_only_for_others, setup, teardown),
+        cmocka_unit_test_setup_teardown(expected_images_have_their_segments, setup, teardown),
         cmocka_unit_test_setup_teardown(random_operations, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
