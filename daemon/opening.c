@@ -7,6 +7,7 @@
 #include "daemon/opening.h"
 
 #include "daemon/session.h"
+#include "daemon/survey.h"
 #include "tiers/claim.h"
 
 #include <errno.h>
@@ -25,7 +26,8 @@ struct opening {
     struct server *server;
     struct job *job;
     struct opening_request request;
-    struct loop_op op;
+    struct loop_op op;    /* the lane, or a pause */
+    struct survey survey; /* the claim */
     uint64_t deadline_ns, settle_ns, dying_ns;
 
     struct config_tier lane_config;
@@ -63,8 +65,11 @@ static void opening_expired(struct loop_op *op) {
     for (uint32_t i = 0; i < LANES_MAX; i++)
         if (silent & 1u << i)
             lane_silent_problem(job->lanes[i], &problem);
+    const struct tier *at = opening->survey.at;
     problem_set(&problem, -ETIMEDOUT, "%s did not answer in time: is its file system hanging?",
-                job ? job->lanes[job->decider]->tier->root : opening->lane_config.path);
+                at    ? at->root
+                : job ? job->lanes[job->decider]->tier->root
+                      : opening->lane_config.path);
     opening->answered = true;
     opening_abandon(opening);
     session_error(opening->session, opening->request.serial, CODE_E_TIMEOUT, &problem);
@@ -106,6 +111,7 @@ static void settle(struct opening *opening);
 static void complete_leftovers(struct opening *opening) {
     struct job *job = opening->job;
     for (uint32_t i = 0; i < job->lane_count; i++) {
+        (void)survey_enter(&opening->survey, i); /* none is left out, in all that follows */
         struct catalog catalog;
         struct problem ignored = PROBLEM_NONE; /* the claim meets the same tier and reports */
         uint32_t tries = LEFTOVERS_MAX;
@@ -125,6 +131,7 @@ static void find_tier_step(struct opening *opening) {
     char name[32], path[TIER_PATH_MAX];
     manifest_file_name(opening->request.rank, name);
     for (uint32_t i = 0; i < job->lane_count; i++) {
+        (void)survey_enter(&opening->survey, i);
         struct tier_entries entries = {0};
         layout_generation(job->directory, opening->claim.record.generation, path);
         if (tier_list(job->lanes[i]->tier, path, &entries) != 0)
@@ -145,8 +152,8 @@ static void find_tier_step(struct opening *opening) {
     }
 }
 
-static void claim_work(struct loop_op *op) {
-    struct opening *opening = CONTAINER_OF(op, struct opening, op);
+static void claim_work(struct survey *survey) {
+    struct opening *opening = CONTAINER_OF(survey, struct opening, survey);
     struct job *job = opening->job;
     struct tier *tiers[LANES_MAX];
     for (uint32_t i = 0; i < job->lane_count; i++)
@@ -161,6 +168,7 @@ static void claim_work(struct loop_op *op) {
         .pid_start = opening->request.pid_start,
         .nonce = opening->nonce,
         .abandoned = &opening->abandoned,
+        .at = &survey->at,
         .decider = tiers[job->decider],
         .tiers = tiers,
         .tier_count = job->lane_count,
@@ -174,6 +182,7 @@ static void claim_work(struct loop_op *op) {
     if (opening->claim.joined)
         find_tier_step(opening);
     for (uint32_t i = 0; i < job->lane_count; i++) {
+        (void)survey_enter(survey, i);
         uint32_t reaped;
         struct problem ignored =
             PROBLEM_NONE; /* a leftover that stays does no harm; a scan that fails is tried again later */
@@ -212,8 +221,8 @@ static void retry_in(struct opening *opening, uint64_t ms) {
                retry_elapsed);
 }
 
-static void claim_done(struct loop_op *op) {
-    struct opening *opening = CONTAINER_OF(op, struct opening, op);
+static void claim_done(struct survey *survey) {
+    struct opening *opening = CONTAINER_OF(survey, struct opening, survey);
     struct server *server = opening->server;
     TAILQ_REMOVE(&opening->job->openings, opening, link);
     if (nobody_waits(opening)) {
@@ -250,6 +259,9 @@ static void claim_done(struct loop_op *op) {
         session_opened(opening->session, &opening->request, opening->job, &opening->opened, &opening->problem);
     opening_end(opening, code);
 }
+
+/* Who waits for the claim is told at the deadline, by opening_expired(). */
+static const struct survey_ops claim_ops = {.run = claim_work, .free = claim_done};
 
 /* ---- settle ---- */
 
@@ -340,7 +352,7 @@ static void settle(struct opening *opening) {
     opening->nonce = server_nonce(server);
     opening->reap = !rank_active(opening);
     TAILQ_INSERT_TAIL(&opening->job->openings, opening, link);
-    loop_work(server->loop, &opening->op, server->across, claim_work, claim_done);
+    survey_start(&opening->survey, &claim_ops, opening->job);
 }
 
 /* ---- lane ---- */

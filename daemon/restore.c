@@ -2,6 +2,7 @@
 #include "daemon/restore.h"
 
 #include "daemon/session.h"
+#include "daemon/survey.h"
 #include "proto/manifest.h"
 
 #include <errno.h>
@@ -60,10 +61,11 @@ struct restore {
     bool closed;
 
     /* Opening and closing. */
-    struct loop_op op;
+    struct survey survey;
+    bool surveying;
+    struct loop_op op; /* unpinning */
     uint32_t serial;
     struct message_restore_open request;
-    uint32_t silent; /* lanes that do not answer: they are left out */
     bool resumes;
     struct version_id resume;
     int result;
@@ -92,7 +94,7 @@ static int try_version(struct restore *restore, struct version_id id, struct pro
     struct job *job = restore->job;
     int result = TIER_E_ABSENT;
     for (uint32_t i = 0; i < job->lane_count; i++) {
-        if (restore->silent & 1u << i)
+        if (!survey_enter(&restore->survey, i))
             continue;
         struct tier *tier = job->lanes[i]->tier;
         int r =
@@ -121,7 +123,7 @@ static int all_versions(struct restore *restore, struct version_id **ret_ids, si
     int failed = 0;
     for (uint32_t i = 0; i < job->lane_count; i++) {
         struct catalog catalog;
-        if (restore->silent & 1u << i) {
+        if (!survey_enter(&restore->survey, i)) {
             failed = lane_silent_problem(job->lanes[i], &restore->problem);
             continue;
         }
@@ -227,7 +229,7 @@ static bool pin_lanes(struct restore *restore) {
         struct tier *tier = restore->job->lanes[i]->tier;
         struct problem ignored = PROBLEM_NONE; /* without a pin it can be read, too */
         int64_t now_ns;
-        if (restore->silent & 1u << i)
+        if (!survey_enter(&restore->survey, i))
             continue;
         int r = tier_now(tier, &now_ns);
         if (r == 0)
@@ -245,7 +247,7 @@ static bool pin_lanes(struct restore *restore) {
 static void mind_the_silent(struct restore *restore) {
     struct problem silence = PROBLEM_NONE;
     for (uint32_t i = 0; i < restore->job->lane_count; i++)
-        if (restore->silent & 1u << i)
+        if (restore->survey.silent & 1u << i)
             lane_silent_problem(restore->job->lanes[i], &silence);
     if (!restore->result)
         problem_set(&restore->warning, 0, "%s; it was not looked at", silence.text);
@@ -255,11 +257,11 @@ static void mind_the_silent(struct restore *restore) {
     }
 }
 
-static void open_run(struct loop_op *op) {
-    struct restore *restore = CONTAINER_OF(op, struct restore, op);
+static void open_run(struct survey *survey) {
+    struct restore *restore = CONTAINER_OF(survey, struct restore, survey);
     for (int i = 0; i < CHOICES_MAX; i++) {
         restore->result = choose(restore);
-        if (restore->silent)
+        if (survey->silent)
             mind_the_silent(restore);
         if (restore->result || pin_lanes(restore))
             return;
@@ -299,8 +301,8 @@ static void renew_start(struct restore *restore) {
     loop_timer(loop, &restore->renew_timer, loop_now(loop) + PIN_RENEW_NS, renew_elapsed);
 }
 
-static void open_done(struct loop_op *op) {
-    struct restore *restore = CONTAINER_OF(op, struct restore, op);
+static void open_done(struct survey *survey) {
+    struct restore *restore = CONTAINER_OF(survey, struct restore, survey);
     struct session *session = restore->session;
     int r = restore->result;
     restore->closed = restore->closed || session_gone(session);
@@ -348,6 +350,28 @@ static void open_done(struct loop_op *op) {
     session_restore_opened(session, restore);
 }
 
+/* Another one takes its place, without the tier that does not answer. */
+static void open_left(struct survey *survey) {
+    struct restore *restore = CONTAINER_OF(survey, struct restore, survey);
+    struct session *session = restore->session;
+    session_restore_opening(session, false);
+    restore->closed = true;
+    if (session_gone(session))
+        return;
+    int r = restore_open(session, restore->serial, restore->number, &restore->request);
+    if (r < 0)
+        session_error(session, restore->serial, session_code(r), NULL);
+}
+
+static void open_free(struct survey *survey) {
+    struct restore *restore = CONTAINER_OF(survey, struct restore, survey);
+    restore->surveying = false;
+    if (restore->closed)
+        restore_free(restore);
+}
+
+static const struct survey_ops open_ops = {.run = open_run, .done = open_done, .left = open_left, .free = open_free};
+
 int restore_open(struct session *session, uint32_t serial, uint32_t number,
                  const struct message_restore_open *request) {
     struct restore *restore = calloc(1, sizeof *restore);
@@ -368,8 +392,8 @@ int restore_open(struct session *session, uint32_t serial, uint32_t number,
     TAILQ_INIT(&restore->prefetches);
     session_hold(session);
     session_restore_opening(session, true);
-    restore->silent = job_silent_lanes(restore->job);
-    loop_work(restore->server->loop, &restore->op, restore->server->across, open_run, open_done);
+    restore->surveying = true;
+    survey_start(&restore->survey, &open_ops, restore->job);
     return 0;
 }
 
@@ -646,8 +670,8 @@ static void unpin_done(struct loop_op *op) { restore_free(CONTAINER_OF(op, struc
 
 /* Goes on where it must wait: for fetches, prefetches, the opening, the pins. */
 static void restore_free(struct restore *restore) {
-    if (!TAILQ_EMPTY(&restore->fetches) || !TAILQ_EMPTY(&restore->prefetches) || loop_op_busy(&restore->op) ||
-        loop_op_busy(&restore->renew) || loop_op_busy(&restore->renew_timer))
+    if (!TAILQ_EMPTY(&restore->fetches) || !TAILQ_EMPTY(&restore->prefetches) || restore->surveying ||
+        loop_op_busy(&restore->op) || loop_op_busy(&restore->renew) || loop_op_busy(&restore->renew_timer))
         return;
     if (restore->pinned_lanes) {
         loop_work(restore->server->loop, &restore->op, restore->server->across, unpin_run, unpin_done);

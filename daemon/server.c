@@ -23,6 +23,7 @@
 #define NAMES_WORKERS 8
 #define NAMES_WORKERS_MAX 32
 #define ACROSS_WORKERS 64
+#define ACROSS_WORKERS_MAX 128
 
 /* ---- clients ---- */
 
@@ -264,7 +265,7 @@ int server_new(struct loop *loop, const struct config *config, struct log *log, 
     if (!r)
         r = devices_new(server, &server->devices);
     if (!r)
-        r = loop_group_new(loop, "across", ACROSS_WORKERS, ACROSS_WORKERS, &server->across);
+        r = loop_group_new(loop, "across", ACROSS_WORKERS, ACROSS_WORKERS_MAX, &server->across);
     if (!r)
         r = open_lanes(server, problem);
     if (r < 0) {

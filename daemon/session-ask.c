@@ -2,6 +2,7 @@
 /* What a session asks: the newest durable version, the list of versions, status, the trace. */
 #include "daemon/session-state.h"
 #include "daemon/status.h"
+#include "daemon/survey.h"
 
 #include <errno.h>
 
@@ -30,14 +31,13 @@ void session_handle_last_durable(struct session *session, uint32_t serial, const
 }
 
 struct listing {
-    struct loop_op op;
-    struct session *session;
+    struct survey survey;
+    struct session *session; /* NULL: another one lists for it */
     uint32_t serial;
     struct version_record *records;
     size_t count;
     int result;
     struct problem problem;
-    uint32_t silent; /* lanes that do not answer */
 };
 
 static int compare_records(const void *a, const void *b) {
@@ -69,12 +69,12 @@ static int list_tier(struct listing *listing, struct lane *lane, const char *dir
     return records ? 0 : -ENOMEM;
 }
 
-static void list_run(struct loop_op *op) {
-    struct listing *listing = CONTAINER_OF(op, struct listing, op);
-    struct job *job = listing->session->job;
+static void list_run(struct survey *survey) {
+    struct listing *listing = CONTAINER_OF(survey, struct listing, survey);
+    struct job *job = survey->job;
     for (uint32_t i = 0; i < job->lane_count; i++) {
-        int r = listing->silent & 1u << i ? lane_silent_problem(job->lanes[i], &listing->problem)
-                                          : list_tier(listing, job->lanes[i], job->name);
+        int r = survey_enter(survey, i) ? list_tier(listing, job->lanes[i], job->name)
+                                        : lane_silent_problem(job->lanes[i], &listing->problem);
         if (r < 0)
             listing->result = r;
     }
@@ -95,8 +95,14 @@ static void list_run(struct loop_op *op) {
     listing->count = kept;
 }
 
-static void list_done(struct loop_op *op) {
-    struct listing *listing = CONTAINER_OF(op, struct listing, op);
+static void list_over(struct session *session) {
+    session->suspended = false;
+    session_receive_next(session);
+    session_unhold(session);
+}
+
+static void list_done(struct survey *survey) {
+    struct listing *listing = CONTAINER_OF(survey, struct listing, survey);
     struct session *session = listing->session;
     size_t size = listing->count * sizeof *listing->records;
     CLEANUP(closep) int fd = -1;
@@ -110,25 +116,42 @@ static void list_done(struct loop_op *op) {
         session_error(session, listing->serial, session_code(listing->result), &listing->problem);
     else
         session_reply(session, MESSAGE_VERSIONS_ARE, listing->serial, &versions, NULL, 0, fd);
-    free(listing->records);
-    free(listing);
-    session->suspended = false;
-    session_receive_next(session);
-    session_unhold(session);
+    list_over(session);
 }
 
-void session_handle_versions(struct session *session, uint32_t serial) {
+static void list_left(struct survey *survey);
+
+static void list_free(struct survey *survey) {
+    struct listing *listing = CONTAINER_OF(survey, struct listing, survey);
+    free(listing->records);
+    free(listing);
+}
+
+static const struct survey_ops list_ops = {.run = list_run, .done = list_done, .left = list_left, .free = list_free};
+
+/* The session is suspended and held. */
+static void list_start(struct session *session, uint32_t serial) {
     struct listing *listing = calloc(1, sizeof *listing);
     if (!listing) {
         session_error(session, serial, CODE_E_MEMORY, NULL);
+        list_over(session);
         return;
     }
     listing->session = session;
     listing->serial = serial;
+    survey_start(&listing->survey, &list_ops, session->job);
+}
+
+/* Again, without the tier that does not answer. */
+static void list_left(struct survey *survey) {
+    struct listing *listing = CONTAINER_OF(survey, struct listing, survey);
+    list_start(STEAL(listing->session), listing->serial);
+}
+
+void session_handle_versions(struct session *session, uint32_t serial) {
     session->suspended = true;
     session_hold(session);
-    listing->silent = job_silent_lanes(session->job);
-    loop_work(session->server->loop, &listing->op, session->server->across, list_run, list_done);
+    list_start(session, serial);
 }
 
 void session_handle_status(struct session *session, uint32_t serial) {

@@ -4,6 +4,7 @@
  * forgotten, or that a daemon before it saved, the tiers tell.
  */
 #include "daemon/session-state.h"
+#include "daemon/survey.h"
 #include "tiers/catalog.h"
 
 #include <errno.h>
@@ -12,11 +13,10 @@
 
 /* Looking in the tiers, for one wait. */
 struct look {
-    struct loop_op op;
+    struct survey survey;
     struct wait *wait; /* NULL: it is over */
-    struct job *job;
     struct version_id id;
-    uint32_t rank, silent;
+    uint32_t rank;
     struct message_wait message;
     int result;
     struct problem problem;
@@ -68,9 +68,9 @@ static void wait_answer(struct wait *wait, int result, const struct problem *pro
 /* 0: it is there. TIER_E_ABSENT; -errno. */
 static int look_in(struct look *look, struct tier *tier, struct problem *problem) {
     if (look->message.scope == WAIT_VERSION)
-        return catalog_check(tier, look->job->name, look->id, problem);
+        return catalog_check(tier, look->survey.job->name, look->id, problem);
     struct manifest manifest;
-    int r = catalog_read_manifest(tier, look->job->name, look->id, look->rank, &manifest, problem);
+    int r = catalog_read_manifest(tier, look->survey.job->name, look->id, look->rank, &manifest, problem);
     if (r)
         return r;
     bool absent = manifest.summary.absent;
@@ -78,16 +78,16 @@ static int look_in(struct look *look, struct tier *tier, struct problem *problem
     return absent ? TIER_E_ABSENT : 0;
 }
 
-static void look_run(struct loop_op *op) {
-    struct look *look = CONTAINER_OF(op, struct look, op);
-    struct job *job = look->job;
+static void look_run(struct survey *survey) {
+    struct look *look = CONTAINER_OF(survey, struct look, survey);
+    struct job *job = survey->job;
     look->result = CODE_E_NOT_FOUND;
     for (uint32_t i = 0; i < job->lane_count; i++) {
         struct problem problem = PROBLEM_NONE;
         if (job->lanes[i]->config.level < look->message.level)
             continue;
-        int r = look->silent & 1u << i ? lane_silent_problem(job->lanes[i], &problem)
-                                       : look_in(look, job->lanes[i]->tier, &problem);
+        int r = survey_enter(survey, i) ? look_in(look, job->lanes[i]->tier, &problem)
+                                        : lane_silent_problem(job->lanes[i], &problem);
         if (r == 0) {
             look->result = CODE_OK;
             return;
@@ -105,18 +105,26 @@ static void look_run(struct loop_op *op) {
 
 static void wait_try(struct wait *wait, const struct look *looked);
 
-static void look_done(struct loop_op *op) {
-    struct look *look = CONTAINER_OF(op, struct look, op);
-    struct job *job = look->job;
-    if (look->wait) {
-        look->wait->look = NULL;
-        wait_try(look->wait, look);
-    }
-    free(look);
-    struct server *server = job->server;
-    job_unref(job);
-    server_settled(server);
+static void look_done(struct survey *survey) {
+    struct look *look = CONTAINER_OF(survey, struct look, survey);
+    if (!look->wait)
+        return;
+    look->wait->look = NULL;
+    wait_try(look->wait, look);
 }
+
+static void look_left(struct survey *survey) {
+    struct look *look = CONTAINER_OF(survey, struct look, survey);
+    struct wait *wait = STEAL(look->wait);
+    if (!wait)
+        return;
+    wait->look = NULL;
+    wait_try(wait, NULL); /* without that tier */
+}
+
+static void look_free(struct survey *survey) { free(CONTAINER_OF(survey, struct look, survey)); }
+
+static const struct survey_ops look_ops = {.run = look_run, .done = look_done, .left = look_left, .free = look_free};
 
 static int look_start(struct wait *wait) {
     struct session *session = wait->session;
@@ -124,13 +132,11 @@ static int look_start(struct wait *wait) {
     if (!look)
         return -ENOMEM;
     look->wait = wait;
-    look->job = job_ref(session->job);
     look->id = wait_version(session, &wait->message);
     look->rank = session->rank;
-    look->silent = job_silent_lanes(look->job);
     look->message = wait->message;
     wait->look = look;
-    loop_work(session->server->loop, &look->op, session->server->across, look_run, look_done);
+    survey_start(&look->survey, &look_ops, session->job);
     return 0;
 }
 

@@ -40,6 +40,11 @@ struct claim {
     bool unsure; /* publishing failed, perhaps after the link */
 };
 
+static void enter(const struct claim *claim, struct tier *tier) {
+    if (claim->request->at)
+        atomic_store_explicit(claim->request->at, tier, memory_order_relaxed);
+}
+
 static struct catalog *decider_catalog(const struct claim *claim) {
     const struct claim_request *request = claim->request;
     for (size_t i = 0; i < request->tier_count; i++) {
@@ -58,6 +63,7 @@ static void forget(struct claim *claim) {
 static int look_at_decider(struct claim *claim) {
     const struct claim_request *request = claim->request;
     forget(claim);
+    enter(claim, request->decider);
     return catalog_scan(request->decider, request->job, decider_catalog(claim), claim->problem);
 }
 
@@ -150,6 +156,7 @@ static enum candidate check_candidate(const struct claim *claim, struct version_
         }
         if (!version->complete && !version->unreadable)
             continue;
+        enter(claim, tier);
         int r = catalog_check(tier, claim->request->job, id, why);
         if (r == 0 && all_see(claim, tier, version))
             return CANDIDATE_GOOD;
@@ -281,6 +288,7 @@ static uint64_t next_generation(const struct claim *claim, const struct catalog_
 
 static int publish(struct claim *claim, const struct run_record *record) {
     struct tier *decider = claim->request->decider;
+    enter(claim, decider);
     char directory[TIER_PATH_MAX], path[TIER_PATH_MAX + 8], temporary[TIER_PATH_MAX + 32];
     layout_generation(claim->job, record->generation, directory);
     int r = tier_make_directories(decider, directory);
@@ -337,8 +345,11 @@ static int look_at_all(struct claim *claim) {
     *decider = (struct catalog){0};
     int r = 0;
     for (size_t i = 0; r == 0 && i < request->tier_count; i++)
-        if (&claim->catalogs[i] != decider)
+        if (&claim->catalogs[i] != decider) {
+            enter(claim, request->tiers[i]);
             r = catalog_scan_fresh(request->tiers[i], request->job, &claim->catalogs[i], claim->problem);
+        }
+    enter(claim, request->decider);
     if (r == 0)
         r = catalog_scan_fresh(request->decider, request->job, decider, claim->problem);
     if (r)

@@ -24,6 +24,7 @@ struct claim_request {
     uint64_t pid_start;
     uint64_t nonce;
     const atomic_bool *abandoned; /* nobody waits for the answer any more: nothing is claimed. NULL: somebody does */
+    _Atomic(struct tier *) *at;   /* the tier that it is in stands there; NULL: nobody wants to know */
     struct tier *decider;
     struct tier *const *tiers; /* all tiers, in order of preference for reading; holds decider */
     size_t tier_count;

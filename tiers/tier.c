@@ -25,6 +25,7 @@ static void count(_Atomic uint64_t *counter, uint64_t amount) {
 
 /* Every answer of a table goes through here. */
 static int answer(struct tier *tier, int r) {
+    count(&tier->counters.answers, 1);
     if (r < 0)
         count(&tier->counters.errors, 1);
     return r;

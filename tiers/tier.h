@@ -99,7 +99,7 @@ struct tier_ops {
 
 /* Counters that the door keeps; any thread may read them. */
 struct tier_counters {
-    _Atomic uint64_t bytes_written, bytes_read, writes, reads, syncs, renames, errors, remade;
+    _Atomic uint64_t bytes_written, bytes_read, writes, reads, syncs, renames, errors, remade, answers;
 };
 
 struct tier {

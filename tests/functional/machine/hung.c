@@ -262,6 +262,93 @@ static void reading_the_only_copy_hangs(void) {
     CHECK_OK(ckpt_close(c));
 }
 
+/* The version is chosen among those of the tier that answers. */
+static void restore_opens_and_hangs(void) {
+    mount_fuse("local");
+    configure(&(struct settings){.local = "allow_network = yes", .deadlines = STUCK});
+    ckpt *c = from_the_files();
+    hang();
+    ckpt_restore *r = restore_of(c, 1);
+    CHECK(tier_number(0, "stuck_workers") == 1 && complains(0, "a worker is stuck there"));
+    CHECK(daemon_logged("it was not looked at"));
+    restore_words_check(r, "words", WORDS, 1);
+    unhang();
+    all_is_well_again(0);
+    ckpt_restore_close(r);
+    CHECK_OK(ckpt_close(c));
+}
+
+static void restore_of_the_only_tier_hangs(void) {
+    mount_fuse("parallel");
+    configure(&(struct settings){.no_local = true, .deadlines = STUCK});
+    ckpt *c = from_the_files();
+    ckpt_restore *r = NULL;
+    hang();
+    CHECK_IS(CKPT_E_TIMEOUT, ckpt_restore_open(c, NULL, &r));
+    CHECK_SAYS("tier parallel");
+    unhang();
+    all_is_well_again(0);
+    r = restore_step(c, 1);
+    restore_words_check(r, "words", WORDS, 1);
+    ckpt_restore_close(r);
+    CHECK_OK(ckpt_close(c));
+}
+
+/* A daemon that has nothing in memory is asked, first of all `first`. */
+static void ask_without_local(void (*first)(ckpt *c)) {
+    mount_fuse("local");
+    configure(&(struct settings){.local = "allow_network = yes", .deadlines = STUCK});
+    daemon_start();
+    ckpt *c = rank_open("job", 0, 1, "run");
+    CHECK_OK(ckpt_protect_array(c, "words", CKPT_U64, words, WORDS));
+    save(c, 1, CKPT_GLOBAL);
+    save(c, 2, CKPT_GLOBAL);
+    EVENTUALLY(tier_number(0, "pending_parts") == 0);
+    daemon_kill();
+    daemon_start();
+    EVENTUALLY(ckpt_test(c, 1, CKPT_GLOBAL, CKPT_VERSION) == CKPT_OK); /* once it has connected again */
+    hang();
+    first(c);
+    CHECK(tier_number(0, "stuck_workers") == 1 && complains(0, "a worker is stuck there"));
+    unhang();
+    all_is_well_again(0);
+    CHECK_OK(ckpt_close(c));
+}
+
+static void ask_for_a_level(ckpt *c) { CHECK_OK(ckpt_wait(c, 1, CKPT_LOCAL, CKPT_VERSION, PATIENCE_MS)); }
+
+static void ask_for_versions(ckpt *c) {
+    struct ckpt_version_entry *versions;
+    size_t count;
+    CHECK_OK(ckpt_versions(c, &versions, &count));
+    CHECK(count == 2 && versions[0].levels == 1u << CKPT_GLOBAL);
+    ckpt_versions_free(versions);
+}
+
+static void waiting_hangs(void) { ask_without_local(ask_for_a_level); }
+
+static void listing_hangs(void) { ask_without_local(ask_for_versions); }
+
+/* Each tier is looked at when a run begins: it cannot, and is told which one it is. */
+static void opening_hangs(void) {
+    mount_fuse("local");
+    configure(&(struct settings){.local = "allow_network = yes", .deadlines = STUCK});
+    ckpt *c = from_the_files(), *late = NULL;
+    hang();
+    CHECK(open_within("late", 800, &late) < 0); /* less than it takes to find out */
+    CHECK_SAYS(test_path("local"));
+    EVENTUALLY(tier_number(0, "stuck_workers") == 1 && complains(0, "a worker is stuck there"));
+    EVENTUALLY(refused("later", "tier local"));
+    ckpt_restore *r = restore_of(c, 1);
+    restore_words_check(r, "others", WORDS, 100);
+    ckpt_restore_close(r);
+    unhang();
+    all_is_well_again(0);
+    EVENTUALLY(open_within("late", 10000, &late) == CKPT_OK);
+    CHECK_OK(ckpt_close(late));
+    CHECK_OK(ckpt_close(c));
+}
+
 /* What has left memory is to go on to the other tier, and the one that has it does not answer: that is waited for, and
  * nobody says it of the other tier. */
 static void source_of_a_drain_hangs(void) {
@@ -393,6 +480,11 @@ int main(int argc, char **argv) {
         TEST(reading_hangs),
         TEST(reading_begins_and_hangs),
         TEST(reading_the_only_copy_hangs),
+        TEST(restore_opens_and_hangs),
+        TEST(restore_of_the_only_tier_hangs),
+        TEST(waiting_hangs),
+        TEST(listing_hangs),
+        TEST(opening_hangs),
         TEST(source_of_a_drain_hangs),
         TEST(only_tier_hangs),
         TEST(directories_of_jobs_hang),
