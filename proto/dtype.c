@@ -41,9 +41,11 @@ const char *dtype_stored_name(enum dtype dtype) {
     return dtypes[dtype].stored_name;
 }
 
-enum dtype dtype_from_name(const char *name) {
+enum dtype dtype_from_text(const char *text, size_t length) {
     for (unsigned code = DTYPE_INVALID + 1; code < DTYPE_MAX; code++)
-        if (strcmp(dtypes[code].name, name) == 0)
+        if (strlen(dtypes[code].name) == length && memcmp(dtypes[code].name, text, length) == 0)
             return (enum dtype)code;
     return DTYPE_INVALID;
 }
+
+enum dtype dtype_from_name(const char *name) { return dtype_from_text(name, strlen(name)); }

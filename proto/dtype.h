@@ -40,3 +40,4 @@ const char *dtype_name(enum dtype dtype);
 const char *dtype_stored_name(enum dtype dtype);
 /* DTYPE_INVALID where there is no such true name. */
 enum dtype dtype_from_name(const char *name);
+enum dtype dtype_from_text(const char *text, size_t length);

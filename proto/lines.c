@@ -3,6 +3,7 @@
 
 #include <errno.h>
 
+#define LINES_DIGITS_MAX 19 /* of LINES_NUMBER_MAX */
 #define SEAL_KEY ",\"digest\":\""
 #define SEAL_SIZE (sizeof SEAL_KEY - 1 + 2 * DIGEST_SIZE + 3) /* with `"}` and newline */
 #define FINISH_START "{\"digest\":\""
@@ -107,6 +108,69 @@ bool lines_next(const char **data, size_t *size, const char **ret_line, size_t *
 }
 
 json_t *lines_parse(const char *line, size_t length) { return json_loadb(line, length, JSON_REJECT_DUPLICATES, NULL); }
+
+bool lines_scan_is(struct lines_scan *scan, const char *literal) {
+    size_t length = strlen(literal);
+    if ((size_t)(scan->end - scan->at) < length || memcmp(scan->at, literal, length) != 0)
+        return false;
+    scan->at += length;
+    return true;
+}
+
+bool lines_scan_number(struct lines_scan *scan, uint64_t *ret_number) {
+    const char *at = scan->at;
+    uint64_t number = 0;
+    while (at < scan->end && *at >= '0' && *at <= '9' && at - scan->at < LINES_DIGITS_MAX)
+        number = number * 10 + (uint64_t)(*at++ - '0');
+    if (at == scan->at || number > LINES_NUMBER_MAX || (*scan->at == '0' && at - scan->at > 1))
+        return false;
+    if (at < scan->end && *at != ',' && *at != ']' && *at != '}') /* more digits, or no integer */
+        return false;
+    scan->at = at;
+    *ret_number = number;
+    return true;
+}
+
+bool lines_scan_numbers(struct lines_scan *scan, size_t max, uint64_t *ret_numbers, size_t *ret_count) {
+    struct lines_scan ahead = *scan;
+    size_t count = 0;
+    if (!lines_scan_is(&ahead, "["))
+        return false;
+    if (!lines_scan_is(&ahead, "]"))
+        do {
+            if (count == max || !lines_scan_number(&ahead, &ret_numbers[count++]))
+                return false;
+        } while (lines_scan_is(&ahead, ","));
+    if (count && !lines_scan_is(&ahead, "]"))
+        return false;
+    *scan = ahead;
+    *ret_count = count;
+    return true;
+}
+
+bool lines_scan_text(struct lines_scan *scan, const char **ret_text, size_t *ret_length) {
+    if (scan->at == scan->end || *scan->at != '"')
+        return false;
+    const char *text = scan->at + 1, *at = text;
+    while (at < scan->end && *at != '"' && *at != '\\' && (unsigned char)*at >= 0x20)
+        at++;
+    if (at == scan->end || *at != '"' || !text_is_utf8(text, (size_t)(at - text)))
+        return false;
+    scan->at = at + 1;
+    *ret_text = text;
+    *ret_length = (size_t)(at - text);
+    return true;
+}
+
+bool lines_scan_digest(struct lines_scan *scan, struct digest *ret_digest) {
+    struct lines_scan ahead = *scan;
+    const char *text;
+    size_t length;
+    if (!lines_scan_text(&ahead, &text, &length) || !digest_from_hex(text, length, ret_digest))
+        return false;
+    *scan = ahead;
+    return true;
+}
 
 bool lines_number(const json_t *value, uint64_t max, uint64_t *ret_number) {
     if (!json_is_integer(value) || json_integer_value(value) < 0 || (uint64_t)json_integer_value(value) > max)

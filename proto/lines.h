@@ -36,6 +36,20 @@ bool lines_next(const char **data, size_t *size, const char **ret_line, size_t *
 /* One line as JSON; NULL: it is none. */
 json_t *lines_parse(const char *line, size_t length);
 
+/* The same without a tree, for lines of which there are many: takes apart what the writers below write, which has
+ * neither white space nor escapes. False, and nothing is taken: the line has something else there, so lines_parse()
+ * decides. */
+struct lines_scan {
+    const char *at, *end;
+};
+bool lines_scan_is(struct lines_scan *scan, const char *literal);
+bool lines_scan_number(struct lines_scan *scan, uint64_t *ret_number);
+/* `[1,2,...]`, at most `max` of them. */
+bool lines_scan_numbers(struct lines_scan *scan, size_t max, uint64_t *ret_numbers, size_t *ret_count);
+/* A quoted string, UTF-8 without control characters; it ends at the quote. */
+bool lines_scan_text(struct lines_scan *scan, const char **ret_text, size_t *ret_length);
+bool lines_scan_digest(struct lines_scan *scan, struct digest *ret_digest);
+
 /* Fields of an object. False: absent, of another type, or out of bounds. */
 bool lines_number(const json_t *value, uint64_t max, uint64_t *ret_number);
 bool lines_field_number(const json_t *object, const char *key, uint64_t max, uint64_t *ret_number);

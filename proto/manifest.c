@@ -186,17 +186,31 @@ int manifest_read_summary(const char *data, size_t size, struct manifest_summary
     return summary_read(data, size, ret_summary, &tables, &length, problem);
 }
 
+static bool chunk_scan(const char *line, size_t length, struct manifest_chunk *chunk, uint64_t *ret_stored) {
+    struct lines_scan scan = {line, line + length};
+    return lines_scan_is(&scan, "[") && lines_scan_number(&scan, &chunk->offset) && lines_scan_is(&scan, ",") &&
+           lines_scan_number(&scan, ret_stored) && lines_scan_is(&scan, ",") &&
+           lines_scan_digest(&scan, &chunk->digest) && lines_scan_is(&scan, "]") && scan.at == scan.end;
+}
+
+static bool chunk_parse(const char *line, size_t length, struct manifest_chunk *chunk, uint64_t *ret_stored) {
+    json_auto_t *array = lines_parse(line, length);
+    return json_is_array(array) && json_array_size(array) == 3 &&
+           lines_number(json_array_get(array, 0), LINES_NUMBER_MAX, &chunk->offset) &&
+           lines_number(json_array_get(array, 1), LINES_NUMBER_MAX, ret_stored) &&
+           lines_digest(json_array_get(array, 2), &chunk->digest);
+}
+
 /* Chunk i, where the encoded ones before it end at *end. */
 static bool chunk_read(const char *line, size_t length, const struct manifest_summary *summary, uint64_t i,
                        uint64_t *end, struct manifest_chunk *ret_chunk) {
-    json_auto_t *array = lines_parse(line, length);
     struct manifest_chunk chunk = {0};
     uint64_t stored;
     uint64_t raw = min_u64(summary->image_size - i * summary->chunk_size, summary->chunk_size);
-    if (!json_is_array(array) || json_array_size(array) != 3 ||
-        !lines_number(json_array_get(array, 0), summary->data_length, &chunk.offset) ||
-        !lines_number(json_array_get(array, 1), min_u64(raw, summary->data_length - chunk.offset), &stored) ||
-        !lines_digest(json_array_get(array, 2), &chunk.digest) || stored == 0)
+    if (!chunk_scan(line, length, &chunk, &stored) && !chunk_parse(line, length, &chunk, &stored))
+        return false;
+    if (chunk.offset > summary->data_length || stored > min_u64(raw, summary->data_length - chunk.offset) ||
+        stored == 0)
         return false;
     if (summary->codec == CODEC_RAW ? chunk.offset != i * summary->chunk_size || stored != raw
                                     : chunk.offset % ENCODED_ALIGNMENT != 0 || chunk.offset < *end)

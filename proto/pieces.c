@@ -148,8 +148,63 @@ static bool name_read(const json_t *value, char **ret_name) {
     return *ret_name != NULL;
 }
 
+/* `,"range":[...]`, `,"box":[[...],[...]]`, or nothing. */
+static bool place_scan(struct lines_scan *scan, struct geometry *geometry) {
+    uint64_t place[2];
+    size_t count, more;
+    if (lines_scan_is(scan, ",\"range\":")) {
+        if (!lines_scan_numbers(scan, 2, place, &count) || count != 2)
+            return false;
+        geometry->is_range = true;
+        geometry->start = place[0];
+        geometry->count = place[1];
+        return true;
+    }
+    if (!lines_scan_is(scan, ",\"box\":[")) {
+        memcpy(geometry->extent, geometry->shape, sizeof geometry->extent);
+        return true;
+    }
+    return lines_scan_numbers(scan, geometry->dims, geometry->offset, &count) && lines_scan_is(scan, ",") &&
+           lines_scan_numbers(scan, geometry->dims, geometry->extent, &more) && count == geometry->dims &&
+           more == geometry->dims && lines_scan_is(scan, "]");
+}
+
+/* A line as piece_write() makes it, of a piece with bytes. False: anything else, also what is wrong. */
+static bool piece_scan(const char *line, size_t length, const uint32_t *rank, struct piece *ret_piece) {
+    struct lines_scan scan = {line, line + length};
+    struct piece piece = {0};
+    struct geometry *geometry = &piece.geometry;
+    const char *name, *dtype;
+    size_t name_length, dtype_length, dims;
+    uint64_t said_rank = 0;
+    if (!lines_scan_is(&scan, "{\"name\":") || !lines_scan_text(&scan, &name, &name_length) || name_length == 0 ||
+        name_length > SHARDS_NAME_MAX || !lines_scan_is(&scan, ",\"dtype\":") ||
+        !lines_scan_text(&scan, &dtype, &dtype_length) || !lines_scan_is(&scan, ",\"shape\":") ||
+        !lines_scan_numbers(&scan, GEOMETRY_DIMS_MAX, geometry->shape, &dims))
+        return false;
+    if (!rank &&
+        (!lines_scan_is(&scan, ",\"rank\":") || !lines_scan_number(&scan, &said_rank) || said_rank > UINT32_MAX))
+        return false;
+    if (lines_scan_is(&scan, ",\"local\":true"))
+        piece.flags |= SHARD_RANK_LOCAL;
+    geometry->dims = (uint8_t)dims;
+    piece.dtype = dtype_from_text(dtype, dtype_length);
+    if (piece.dtype == DTYPE_INVALID || !place_scan(&scan, geometry) || !lines_scan_is(&scan, ",\"at\":") ||
+        !lines_scan_number(&scan, &piece.image_offset) || !lines_scan_is(&scan, "}") || scan.at != scan.end ||
+        !geometry_valid(geometry, dtype_size(piece.dtype)))
+        return false;
+    piece.rank = rank ? *rank : (uint32_t)said_rank;
+    piece.name = strndup(name, name_length);
+    if (!piece.name)
+        return false;
+    *ret_piece = piece;
+    return true;
+}
+
 int piece_read(const char *line, size_t length, const uint32_t *rank, struct piece *ret_piece,
                struct problem *problem) {
+    if (piece_scan(line, length, rank, ret_piece))
+        return 0;
     json_auto_t *object = lines_parse(line, length);
     CLEANUP(piece_deinit) struct piece piece = {0};
     const json_t *alias = json_object_get(object, "alias"), *local = json_object_get(object, "local");

@@ -492,6 +492,84 @@ static void test_conflicts_are_named(void **state) {
     assert_conflict(manifests, 4, SAYS("tensor w", "overlap"));
 }
 
+/* The same lines with a blank before each but the first and the last, signed again. */
+static char *spaced(const char *text, size_t length, size_t *ret_length) {
+    struct text out = TEXT_NONE;
+    size_t end = length > MANIFEST_TAIL_SIZE ? length - MANIFEST_TAIL_SIZE : 0;
+    char *changed;
+    for (size_t i = 0; i < length; i++) {
+        text_append(&out, &text[i], 1);
+        if (text[i] == '\n' && i + 1 < end)
+            text_add(&out, " ");
+    }
+    assert_int_equal(text_take(&out, &changed, &length), 0);
+    char *signed_text = resign(changed, length, ret_length);
+    free(changed);
+    return signed_text;
+}
+
+/* Lines as we write them are taken apart without jansson, and others, as those that begin with a blank, with it: both
+ * come to the same, whatever the lines say. */
+static void test_two_ways(void **state) {
+    struct random random = random_seeded("lines read in two ways");
+    struct manifest manifests[2];
+    struct complete complete;
+    char *texts[2];
+    size_t lengths[2], accepted = 0;
+    version_new(manifests, 2);
+    assert_int_equal(complete_build(manifests, 2, &complete, NULL), 0);
+    assert_int_equal(manifest_write(&manifests[0], &texts[0], &lengths[0]), 0);
+    assert_int_equal(complete_write(&complete, &texts[1], &lengths[1]), 0);
+    for (unsigned round = 0; round < 30000; round++) {
+        unsigned which = round % 2;
+        size_t capacity = lengths[which] + 64, length, other_length;
+        size_t first = (size_t)(strchr(texts[which], '\n') - texts[which]) + 1;
+        size_t body = lengths[which] - first - MANIFEST_TAIL_SIZE;
+        uint8_t *data = calloc(1, capacity + MANIFEST_TAIL_SIZE);
+        memcpy(data, texts[which], lengths[which]);
+        if (round >= 2) /* the two as they are, first */
+            body = random_mutate(&random, data + first, body, body + 64);
+        char *text = resign((char *)data, first + body + MANIFEST_TAIL_SIZE, &length);
+        char *other = spaced(text, length, &other_length);
+        int r, s;
+        if (which == 0) {
+            struct manifest one, two;
+            r = manifest_read(text, length, &one, NULL);
+            s = manifest_read(other, other_length, &two, NULL);
+            if (r == 0 && s == 0) {
+                assert_same_pieces(&one.pieces, &two.pieces);
+                assert_memory_equal(one.chunks, two.chunks, one.chunk_count * sizeof *one.chunks);
+            }
+            if (r == 0)
+                manifest_deinit(&one);
+            if (s == 0)
+                manifest_deinit(&two);
+        } else {
+            struct complete one, two;
+            r = complete_read(text, length, &one, NULL);
+            s = complete_read(other, other_length, &two, NULL);
+            if (r == 0 && s == 0)
+                assert_same_pieces(&one.pieces, &two.pieces);
+            if (r == 0)
+                complete_deinit(&one);
+            if (s == 0)
+                complete_deinit(&two);
+        }
+        if (r != s)
+            fail_msg("%d and %d: %.*s", r, s, (int)length, text);
+        assert_true(round >= 2 || r == 0);
+        accepted += r == 0;
+        free(text);
+        free(other);
+        free(data);
+    }
+    print_message("%zu of 30000 were still valid\n", accepted);
+    free(texts[0]);
+    free(texts[1]);
+    complete_deinit(&complete);
+    version_free(manifests, 2);
+}
+
 static void test_hostile(void **state) {
     struct random random = random_seeded("hostile manifests");
     struct manifest manifests[2];
@@ -712,6 +790,7 @@ int main(void) {
         cmocka_unit_test(test_encoded),
         cmocka_unit_test(test_complete_round_trip),
         cmocka_unit_test(test_conflicts_are_named),
+        cmocka_unit_test(test_two_ways),
         cmocka_unit_test(test_hostile),
         cmocka_unit_test(test_deep_nesting),
         cmocka_unit_test(test_a_hundred_thousand),
