@@ -171,8 +171,8 @@ static void open_run(struct loop_op *op) {
     struct opener *opener = CONTAINER_OF(op, struct opener, op);
     struct tier *tier = opener->job->lanes[opener->lane]->tier;
     char path[TIER_PATH_MAX];
-    int r = catalog_read_manifest(tier, opener->job->name, opener->version, opener->rank, &opener->manifest,
-                                  &opener->problem);
+    int r = catalog_read_manifest_chunks(tier, opener->job->name, opener->version, opener->rank, &opener->manifest,
+                                         &opener->problem);
     if (!r && opener->manifest.summary.absent) { /* a step that was missed, and saved after all to fewer tiers */
         manifest_deinit(&opener->manifest);
         r = TIER_E_ABSENT;

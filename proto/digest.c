@@ -54,13 +54,13 @@ void digest_hex(const struct digest *digest, char ret_text[DIGEST_HEX_SIZE]) {
     ret_text[2 * DIGEST_SIZE] = '\0';
 }
 
-static int hex_value(char digit) {
-    if (digit >= '0' && digit <= '9')
-        return digit - '0';
-    if (digit >= 'a' && digit <= 'f')
-        return digit - 'a' + 10;
-    return -1;
-}
+/* A table of the digits' values plus one; what is no digit has 0. */
+static const uint8_t hex_values[256] = {
+    ['0'] = 1, ['1'] = 2,  ['2'] = 3,  ['3'] = 4,  ['4'] = 5,  ['5'] = 6,  ['6'] = 7,  ['7'] = 8,
+    ['8'] = 9, ['9'] = 10, ['a'] = 11, ['b'] = 12, ['c'] = 13, ['d'] = 14, ['e'] = 15, ['f'] = 16,
+};
+
+static int hex_value(char digit) { return hex_values[(unsigned char)digit] - 1; }
 
 bool digest_from_hex(const char *text, size_t length, struct digest *ret_digest) {
     struct digest digest;

@@ -279,7 +279,9 @@ static int pieces_read(const char **data, size_t *size, const struct tables *tab
     return 0;
 }
 
-int manifest_read(const char *data, size_t size, struct manifest *ret_manifest, struct problem *problem) {
+/* The whole file is verified; `with_pieces` says whether their table is parsed, too. */
+static int read_all(const char *data, size_t size, bool with_pieces, struct manifest *ret_manifest,
+                    struct problem *problem) {
     CLEANUP(manifest_deinit) struct manifest manifest = {0};
     struct tables tables;
     size_t length;
@@ -300,15 +302,24 @@ int manifest_read(const char *data, size_t size, struct manifest *ret_manifest, 
         r = chunks_read(&data, &size, tables.chunks, &manifest, problem);
         if (r < 0)
             return r;
-        r = pieces_read(&data, &size, &tables, &manifest, problem);
+        if (with_pieces)
+            r = pieces_read(&data, &size, &tables, &manifest, problem);
         if (r < 0)
             return r;
     }
-    if (size)
+    if (size && (with_pieces || manifest.summary.absent))
         return problem_set(problem, -EBADMSG, MANIFEST_FORMAT ": there are more lines than the first one says");
     *ret_manifest = manifest;
     manifest = (struct manifest){0};
     return 0;
+}
+
+int manifest_read(const char *data, size_t size, struct manifest *ret_manifest, struct problem *problem) {
+    return read_all(data, size, true, ret_manifest, problem);
+}
+
+int manifest_read_chunks(const char *data, size_t size, struct manifest *ret_manifest, struct problem *problem) {
+    return read_all(data, size, false, ret_manifest, problem);
 }
 
 void manifest_deinit(struct manifest *manifest) {

@@ -95,8 +95,10 @@ static bool is_gone(struct tier *tier, const char *escaped, struct version_id ve
     return tier_stat(tier, path, &ignored) == TIER_E_ABSENT;
 }
 
-int catalog_read_manifest(struct tier *tier, const char *job, struct version_id version, uint32_t rank,
-                          struct manifest *ret_manifest, struct problem *problem) {
+typedef int (*manifest_reader)(const char *data, size_t size, struct manifest *ret_manifest, struct problem *problem);
+
+static int read_manifest(struct tier *tier, const char *job, struct version_id version, uint32_t rank,
+                         manifest_reader reader, struct manifest *ret_manifest, struct problem *problem) {
     char escaped[256], name[32], path[TIER_PATH_MAX];
     int r = job_escape(job, escaped, problem);
     if (r)
@@ -110,7 +112,7 @@ int catalog_read_manifest(struct tier *tier, const char *job, struct version_id 
         return r;
     CLEANUP(manifest_deinit) struct manifest manifest = {0};
     struct problem damage = PROBLEM_NONE;
-    r = manifest_read(data, size, &manifest, &damage);
+    r = reader(data, size, &manifest, &damage);
     if (r)
         return bad(problem, tier, path, r, problem_text(&damage, r));
     const char *wrong = misplaced(&manifest.summary, job, version, rank);
@@ -132,6 +134,16 @@ int catalog_read_manifest(struct tier *tier, const char *job, struct version_id 
     *ret_manifest = manifest;
     manifest = (struct manifest){0};
     return 0;
+}
+
+int catalog_read_manifest(struct tier *tier, const char *job, struct version_id version, uint32_t rank,
+                          struct manifest *ret_manifest, struct problem *problem) {
+    return read_manifest(tier, job, version, rank, manifest_read, ret_manifest, problem);
+}
+
+int catalog_read_manifest_chunks(struct tier *tier, const char *job, struct version_id version, uint32_t rank,
+                                 struct manifest *ret_manifest, struct problem *problem) {
+    return read_manifest(tier, job, version, rank, manifest_read_chunks, ret_manifest, problem);
 }
 
 struct check {

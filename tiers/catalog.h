@@ -73,6 +73,9 @@ int catalog_read_complete_text(struct tier *tier, const char *job, struct versio
  * -EBADMSG: damaged, or the data file is missing or short. */
 int catalog_read_manifest(struct tier *tier, const char *job, struct version_id version, uint32_t rank,
                           struct manifest *ret_manifest, struct problem *problem) MUST_CHECK;
+/* The same without its pieces, for who only reads chunks. */
+int catalog_read_manifest_chunks(struct tier *tier, const char *job, struct version_id version, uint32_t rank,
+                                 struct manifest *ret_manifest, struct problem *problem) MUST_CHECK;
 /* Checks complete.json, every manifest's first line against it, and every data file's length,
  * without reading data. 0, TIER_E_ABSENT, or -EBADMSG. */
 int catalog_check(struct tier *tier, const char *job, struct version_id version, struct problem *problem) MUST_CHECK;

@@ -68,6 +68,16 @@ static void check_again(const struct manifest *manifest) {
     assert(r == 0 && again_length == length && memcmp(text, again, length) == 0);
 }
 
+/* Who reads more reads less, too. */
+static void check_chunks(const char *data, size_t size, const struct manifest *manifest) {
+    CLEANUP(manifest_deinit) struct manifest chunks = {0};
+    int r = manifest_read_chunks(data, size, &chunks, NULL);
+    assert(r == 0 && chunks.pieces.count == 0 && chunks.chunk_count == manifest->chunk_count);
+    for (size_t i = 0; i < chunks.chunk_count; i++)
+        assert(chunks.chunks[i].offset == manifest->chunks[i].offset &&
+               digest_equal(&chunks.chunks[i].digest, &manifest->chunks[i].digest));
+}
+
 static void check_complete(const struct manifest *manifest) {
     CLEANUP(complete_deinit) struct complete complete = {0}, same = {0};
     CLEANUP(freep) char *text = NULL;
@@ -97,6 +107,7 @@ static void check(const char *data, size_t size) {
     assert(manifest.summary.absent || manifest.summary.image_size > 0);
     if (!manifest.summary.absent)
         check_bounds(&manifest);
+    check_chunks(data, size, &manifest);
     check_again(&manifest);
     if (manifest.summary.world == 1)
         check_complete(&manifest);

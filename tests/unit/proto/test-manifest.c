@@ -162,6 +162,14 @@ static void test_manifest_round_trip(void **state) {
     assert_memory_equal(text, text_again, length);
     free(text_again);
 
+    /* Who only reads chunks: their table, and the pieces' is not parsed. */
+    manifest_deinit(&again);
+    assert_int_equal(manifest_read_chunks(text, length, &again, &problem), 0);
+    assert_same_summary(&manifest.summary, &again.summary);
+    assert_int_equal(again.chunk_count, 3);
+    assert_memory_equal(manifest.chunks, again.chunks, 3 * sizeof *again.chunks);
+    assert_int_equal(again.pieces.count, 0);
+
     /* The last line is of fixed width, the first is all that a scan reads. */
     assert_memory_equal(text + length - MANIFEST_TAIL_SIZE, "{\"digest\":\"", 11);
     assert_int_equal(text[length - MANIFEST_TAIL_SIZE - 1], '\n');
@@ -213,6 +221,7 @@ static void test_every_flipped_bit_is_seen(void **state) {
             struct problem problem = PROBLEM_NONE;
             assert_int_equal(manifest_read(text, length, &again, &problem), -EBADMSG);
             assert_true(problem.text[0]);
+            assert_int_equal(manifest_read_chunks(text, length, &again, NULL), -EBADMSG);
             text[i] ^= (char)(1 << bit);
         }
     for (size_t size = 0; size < length; size++)
