@@ -310,13 +310,16 @@ static void verb_pinger(struct actor *actor, char **words) {
     puts("{}");
 }
 
+/* ping: how long sending it takes, and until the answer. */
 static void verb_ping(struct actor *actor, char **words) {
     (void)words;
     char bytes[PING_BYTES] = {0};
     uint64_t start = now();
-    if (send(actor->ping_fd, bytes, sizeof bytes, 0) < 0 || recv(actor->ping_fd, bytes, sizeof bytes, 0) < 0)
+    ssize_t sent = send(actor->ping_fd, bytes, sizeof bytes, 0);
+    uint64_t send_ns = now() - start;
+    if (sent < 0 || recv(actor->ping_fd, bytes, sizeof bytes, 0) < 0)
         fail("ping");
-    printf("{\"ping_ns\": %" PRIu64 "}\n", now() - start);
+    printf("{\"send_ns\": %" PRIu64 ", \"ping_ns\": %" PRIu64 "}\n", send_ns, now() - start);
 }
 
 /* fork: a child that shares all pages until the actor ends. */

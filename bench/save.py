@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """how long `save` blocks the program
 
-Saves of a protected set, without eager shards, to CAPTURED only. Before each there is one ping-pong over a socket of
-the same kind, between two processes that were asleep: what a message and its answer cost at least. The more was copied
-before, the colder are caches and processors, for both; in units of the ping-pong the time must not depend on how
-much is saved.
+Saves of a protected set, without eager shards, to CAPTURED only. Before each there is one message over a socket of
+the same kind to a process that is asleep, whose sending is what a save costs at least. The more was copied before, the
+colder are caches and processors, for both; in units of the message the time must not depend on how much is saved.
 """
 
 import json
@@ -29,8 +28,8 @@ def measure(bench, size, shards, pool):
         actor("save", 0, CAPTURED, CAPTURED)
         pairs = []
         for step in range(1, 1 + 4 * bench.repeats):
-            ping = actor("ping")["ping_ns"]
-            pairs.append((actor("save", step, CAPTURED, 0)["save_ns"] / 1e9, ping / 1e9))
+            message = actor("ping")["send_ns"]
+            pairs.append((actor("save", step, CAPTURED, 0)["save_ns"] / 1e9, message / 1e9))
         return pairs
 
 
@@ -59,10 +58,10 @@ def run(bench):
     medians, ratios = {}, []
     for name, size, shards in sizes:
         pairs = measure(bench, size, shards, pool)
-        bench.book.time(f"save, {name}", pairs, "ping-pong", limit=LIMIT)
+        bench.book.time(f"save, {name}", pairs, "a message", limit=LIMIT)
         medians[name] = statistics.median(ours for ours, _ in pairs)
-        ratios.append(statistics.median(ours / ping for ours, ping in pairs))
-    bench.book.count("save, slowest by fastest, in ping-pongs", [max(ratios) / min(ratios)], 2, "times")
+        ratios.append(statistics.median(ours / message for ours, message in pairs))
+    bench.book.count("save, slowest by fastest, in messages", [max(ratios) / min(ratios)], 2, "times")
     c = medians[sizes[1][0]]
     for kind, what in (("numpy", "numpy arrays in a dict"), ("torch", "torch tensors in a dict"),
                        ("module", "parameters of a torch module")):

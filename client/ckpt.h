@@ -254,9 +254,12 @@ struct ckpt_save_options {
     uint32_t reserved;
 };
 
-/* Takes a version of everything protected, for this step. Steps increase within a run. Returns when
- * the daemon has accepted it, typically within tens of microseconds; the memory must not change
- * until ckpt_fence. A save while the last one is still being captured fences first.
+/* Takes a version of everything protected, for this step. Steps increase within a run. The memory must not
+ * change until ckpt_fence. A save while the last one is still being captured fences first.
+ * The daemon keeps room for a save of the same set as the last one: then this sends a message and returns, in about
+ * ten microseconds, whatever the daemon is doing. Otherwise (the first save of a set, room that others needed,
+ * urgent, check, large eager pieces, pushed memory) it waits until the daemon has answered. What goes wrong after a
+ * save that did not wait is told by its fence, as CKPT_E_LOST.
  *   CKPT_OK        accepted
  *   CKPT_SKIPPED   no room within busy_timeout: nothing was taken, the program may go on changing
  *   CKPT_ALREADY   this step was accepted before

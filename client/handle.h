@@ -30,8 +30,6 @@
 
 struct ckpt {
     LIST_ENTRY(ckpt) link; /* all handles */
-    atomic_bool forked;    /* in the child: nothing works any more */
-    atomic_bool disabled;  /* an assertion failed */
     _Atomic uint64_t forks;
 
     char *job, *directory, *program;
@@ -39,13 +37,16 @@ struct ckpt {
     uint32_t rank, world;
     uint64_t open_timeout_ms, busy_timeout_ms;
 
-    struct session session;
+    struct session session; /* its last member is the word: a fence reads that, and what follows, in one or two lines */
+    atomic_bool forked;     /* in the child: nothing works any more */
+    atomic_bool disabled;   /* an assertion failed */
+    struct saves saves;
+
     struct areas areas;
     struct devices devices;
     struct exports exports; /* device memory that the daemon reads */
     struct staging staging; /* restored bytes on their way to a device */
     struct set set;
-    struct saves saves;
     struct push push;
     struct segments segments;
 

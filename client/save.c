@@ -6,8 +6,10 @@
 #include "client/register.h"
 
 /*
- * A save is one small message and its answer. Everything that takes longer was done before: the set
- * is registered when it has changed, the memory shared at allocation.
+ * A save is one small message. Everything that takes longer was done before: the set is registered
+ * when it has changed, the memory shared at allocation, and the room for the image kept by the daemon
+ * since the save before (the admission, proto/word.h). Only where it could not keep any does `save` wait
+ * for an answer, up to the busy deadline.
  *
  * The fence reads the capture word (proto/word.h); while it says "not yet" it waits for the daemon's
  * event. It never waits beyond its deadline: it then revokes the capture, after which the daemon can
@@ -115,7 +117,20 @@ int save_fence(struct ckpt *c, uint64_t timeout_ms) {
     }
 }
 
+/* The way that most fences go, and the only one that must be short: no call, no memory that is not needed. */
+static bool captured_meanwhile(struct ckpt *c) {
+    if (!c || c->saves.state != SAVES_RUNNING || c->saves.check ||
+        word_load(c->session.word) != word_make(c->saves.counter, c->saves.image_size) ||
+        atomic_load_explicit(&c->forked, memory_order_relaxed) ||
+        atomic_load_explicit(&c->disabled, memory_order_relaxed))
+        return false;
+    c->saves.state = SAVES_IDLE;
+    return true;
+}
+
 int ckpt_fence(ckpt *c, uint64_t timeout_ms) {
+    if (captured_meanwhile(c))
+        return CKPT_OK;
     int r = handle_enter(c);
     return r < 0 ? r : save_fence(c, timeout_ms);
 }
@@ -296,6 +311,13 @@ static int order_devices(struct ckpt *c, const struct ckpt_save_options *options
     return r < 0 ? r : CKPT_OK;
 }
 
+/* What must be told at once needs an answer: a capture that this thread has more to do for, an urgent save, a step
+ * that the daemon may have had before. */
+static bool take_admission(struct ckpt *c, const struct message_save *body) {
+    return !c->use_push && !c->set.has_large_eager && body->flags == 0 && c->saves.any && body->step > c->saves.last &&
+           word_take_admission(c->session.word, c->saves.image_size);
+}
+
 static int ask(struct ckpt *c, uint64_t step, const struct ckpt_save_options *options) {
     struct link *link = &c->session.link;
     struct message_save body = {
@@ -320,8 +342,17 @@ static int ask(struct ckpt *c, uint64_t step, const struct ckpt_save_options *op
     word_begin(c->session.word, body.counter);
     struct link_request request = {.opcode = MESSAGE_SAVE, .body = &body, .fd = -1};
     uint64_t deadline = clock_deadline(min_u64(body.busy_deadline_ms, UINT64_MAX - HANDLE_GRACE_MS) + HANDLE_GRACE_MS);
-    r = link_call(link, &request, MESSAGE_SAVED, deadline);
-    return r < 0 ? r : saved(c, &body);
+    if (!take_admission(c, &body)) {
+        r = link_call(link, &request, MESSAGE_SAVED, deadline);
+        return r < 0 ? r : saved(c, &body);
+    }
+    body.flags = SAVE_ADMITTED;
+    r = link_send(link, &request, deadline, NULL);
+    if (r < 0)
+        return r;
+    error_clear(); /* of attempts on the way here */
+    saves_answered(&c->saves, CKPT_OK, c->saves.image_size);
+    return CKPT_OK;
 }
 
 /* Something sent ahead of the failed request was refused: that is the cause, and the daemon does not

@@ -28,13 +28,13 @@ struct session {
     uint32_t awaited;        /* the serial of the phase's request */
     uint64_t phase_deadline; /* when the phase is given up */
     uint64_t next_attempt;   /* not before */
-    struct word_page *word;  /* of the last session; NULL before the first */
     uint64_t id, generation; /* the session's, for push; of the run */
     uint64_t resume_generation, resume_step;
     bool resumes;
     uint32_t levels, chunk_size;
-    uint32_t version; /* of the protocol */
-    uint32_t epoch;   /* counts the times it came up: numbers of the daemon are of one epoch */
+    uint32_t version;       /* of the protocol */
+    uint32_t epoch;         /* counts the times it came up: numbers of the daemon are of one epoch */
+    struct word_page *word; /* of the last session; NULL before the first */
 };
 
 void session_deinit(struct session *session);

@@ -252,6 +252,7 @@ void job_prune(struct job *job) {
 static void report(struct job *job, const struct problem *problem) {
     job->report = *problem;
     job->report_number++;
+    sessions_withdraw(job->server, job); /* their next saves bring it */
 }
 
 void version_captured(struct version *version) {

@@ -82,6 +82,7 @@ static void release_reservation(struct part *part) {
     if (part->reserved)
         pool_release(part->server->pool, part->reserved);
     part->reserved = 0;
+    sessions_admit(part->server);
 }
 
 static void drop_buffers(struct part *part) {
@@ -512,6 +513,21 @@ static uint64_t align_chunk(uint64_t size, uint32_t chunk_size) {
     return (size + chunk_size - 1) / chunk_size * chunk_size;
 }
 
+uint64_t part_room(const struct server *server, uint64_t image_size) {
+    uint32_t chunk_size = server->config->chunk_size;
+    return image_size > chunk_size ? align_chunk(image_size, chunk_size) : pool_bytes(image_size);
+}
+
+/* Fetches count, too: a capture that waits for their memory while they wait for its would wait for
+ * ever. Not for an image larger than the pool, which gives each chunk back as soon as it is written. */
+bool part_reserve(struct server *server, uint64_t bytes, bool windowed) {
+    struct pool_usage usage;
+    pool_get_usage(server->pool, &usage);
+    if (!windowed && server->fetching && usage.reserved + server->fetching + bytes > usage.limit)
+        return false;
+    return pool_reserve(server->pool, bytes);
+}
+
 int part_new(struct version *version, const struct part_options *options, struct part **ret_part,
              struct problem *problem) {
     struct job *job = version->job;
@@ -522,16 +538,12 @@ int part_new(struct version *version, const struct part_options *options, struct
                            (unsigned long long)size, (unsigned long long)WORD_IMAGE_MAX);
     struct pool_usage usage;
     pool_get_usage(server->pool, &usage);
-    /* Whole chunks, so that what was admitted also finds its places. */
-    uint64_t whole =
-        size > server->config->chunk_size ? align_chunk(size, server->config->chunk_size) : pool_bytes(size);
+    uint64_t whole = part_room(server, size);
     uint64_t reserve = min_u64(whole, usage.limit);
-    /* Fetches count, too: a capture that waits for their memory while they wait for its would wait for
-     * ever. Not for an image larger than the pool, which gives each chunk back as soon as it is written. */
     bool windowed = whole > usage.limit;
-    if ((!windowed && usage.reserved + server->fetching + reserve > usage.limit && server->fetching) ||
-        !pool_reserve(server->pool, reserve))
-        return PART_E_BUSY;
+    while (!part_reserve(server, reserve, windowed))
+        if (!sessions_withdraw_one(server))
+            return PART_E_BUSY;
 
     struct part *part = calloc(1, sizeof *part);
     uint32_t chunk_size = server->config->chunk_size;

@@ -99,6 +99,11 @@ struct part_options {
     enum level to; /* LEVEL_NONE: all */
 };
 
+/* What an image of this size takes of the pool: whole chunks, so that what was admitted also finds its places. */
+uint64_t part_room(const struct server *server, uint64_t image_size);
+/* Reserves so much of the pool, if that leaves fetches theirs. `windowed`: for an image larger than the pool. */
+bool part_reserve(struct server *server, uint64_t bytes, bool windowed) MUST_CHECK;
+
 /* Admitted: makes the part. PART_E_BUSY: no room in the pool now; nothing was made. */
 enum { PART_E_BUSY = 1 };
 int part_new(struct version *version, const struct part_options *options, struct part **ret_part,

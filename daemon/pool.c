@@ -407,6 +407,8 @@ void pool_unwait(struct pool *pool, struct pool_waiter *waiter) {
     TAILQ_REMOVE(&pool->waiters, waiter, link);
 }
 
+bool pool_is_waited_for(const struct pool *pool) { return !TAILQ_EMPTY(&pool->waiters); }
+
 void pool_get_usage(struct pool *pool, struct pool_usage *ret_usage) {
     *ret_usage = (struct pool_usage){
         .limit = pool->limit,

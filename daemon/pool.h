@@ -87,4 +87,6 @@ void *pool_segment_data(const struct pool *pool, uint32_t segment);
 void pool_wait(struct pool *pool, struct pool_waiter *waiter);
 void pool_unwait(struct pool *pool, struct pool_waiter *waiter);
 
+bool pool_is_waited_for(const struct pool *pool);
+
 void pool_get_usage(struct pool *pool, struct pool_usage *ret_usage);

@@ -426,8 +426,14 @@ static bool has_room(struct server *server, const struct fetch *fetch) {
     pool_get_usage(server->pool, &usage);
     if (server->fetching && server->fetching + fetch->bytes > usage.limit / 2)
         return false;
-    uint64_t promised = usage.reserved - server->windowed;
-    return !promised || promised + server->fetching + fetch->bytes <= usage.limit;
+    for (;;) {
+        uint64_t promised = usage.reserved - server->windowed;
+        if (!promised || promised + server->fetching + fetch->bytes <= usage.limit)
+            return true;
+        if (!sessions_withdraw_one(server))
+            return false;
+        pool_get_usage(server->pool, &usage);
+    }
 }
 
 /* Those for which there is no room wait, in order, until leases are released, captures are durable, or

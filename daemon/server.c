@@ -97,6 +97,7 @@ static void grace_elapsed(struct loop_op *op) {
 void server_stop(struct server *server, bool now) {
     if (!server->stopping) {
         server->stopping = true;
+        sessions_withdraw(server, NULL);
         log_info(server->log, "stopping: no new runs, captured parts are made LOCAL first");
         loop_timer(server->loop, &server->grace,
                    loop_now(server->loop) + server->config->stop_grace_ms * NANOSECONDS_PER_MS, grace_elapsed);

@@ -85,6 +85,7 @@ struct server {
     uint32_t session_count, sessions_max;
     uint32_t areas;             /* of all sessions */
     uint64_t fetching;          /* bytes of the pool in fetches and leases */
+    uint64_t admissions;        /* bytes reserved for saves that have not come yet */
     uint64_t windowed;          /* bytes reserved for an image larger than the pool, which makes do with less */
     struct fetch_queue fetches; /* those that wait for room among them */
     struct pool_waiter fetch_waiter;

@@ -146,6 +146,7 @@ static void register_answer(struct registration *registration) {
         if (registered.flags) {
             set_unref(set);
         } else {
+            session_inadmissible(session);
             session_drop_set(session);
             session->set = set;
             if (set->device_count && !set->push) { /* memory that is there is pinned before it is needed */
@@ -292,6 +293,7 @@ void session_handle_register(struct session *session, uint32_t serial, const str
 void session_captured(struct session *session, struct part *part) {
     if (session->part == part)
         session->part = NULL;
+    sessions_admit(session->server);
     bool good = part_is_captured(part);
     struct message_captured captured = {
         .step = part->version->id.step,
@@ -311,9 +313,9 @@ void session_pushed(struct session *session, uint64_t image_offset, int32_t resu
     session_reply(session->pusher, MESSAGE_PUSHED, 0, &pushed, NULL, 0, -1);
 }
 
-/* What went wrong with earlier versions is told once to each session. */
+/* What went wrong with earlier versions is told once to each session, with an answer. */
 static const char *take_report(struct session *session) {
-    if (session->report_number == session->job->report_number)
+    if (session->report_number == session->job->report_number || session->save.message.flags & SAVE_ADMITTED)
         return "";
     session->report_number = session->job->report_number;
     return session->job->report.text;
@@ -340,17 +342,40 @@ static void save_over(struct session *session) {
     save->active = false;
 }
 
+/* The step of this rank cannot be complete. */
+static void step_absent(struct session *session, uint64_t step, const char *why) {
+    struct version *version =
+        job_version(session->job, (struct version_id){session->job->run.generation, step}, session->world);
+    if (version && version->world == session->world && !version_find_part(version, session->rank))
+        version_absent(version, session->rank, why);
+}
+
+/* The client has not waited for the answer: to it, this save is a capture that failed. */
+static void save_lost(struct session *session, const char *why) {
+    const struct message_save *message = &session->save.message;
+    (void)word_advance(session->word->page, message->counter, 0, WORD_FAILED);
+    struct message_captured captured = {.step = message->step, .result = CODE_E_LOST, .counter = message->counter};
+    step_absent(session, message->step, why);
+    session_reply(session, MESSAGE_CAPTURED, 0, &captured, why, strlen(why), -1);
+}
+
 static void save_answer(struct session *session, int result, uint64_t image_size, const char *tail) {
     struct message_saved saved = {.result = result, .image_size = image_size};
     save_over(session);
-    session_reply(session, MESSAGE_SAVED, session->save.serial, &saved, tail, strlen(tail), -1);
+    if (!(session->save.message.flags & SAVE_ADMITTED))
+        session_reply(session, MESSAGE_SAVED, session->save.serial, &saved, tail, strlen(tail), -1);
+    else if (result != CODE_OK)
+        save_lost(session, result == CODE_ALREADY ? "the step was saved before" : tail);
     session->suspended = false;
     session_receive_next(session);
 }
 
 static void save_refuse(struct session *session, enum code code, const struct problem *problem) {
     save_over(session);
-    session_error(session, session->save.serial, code, problem);
+    if (session->save.message.flags & SAVE_ADMITTED)
+        save_lost(session, problem->text);
+    else
+        session_error(session, session->save.serial, code, problem);
     session->suspended = false;
     session_receive_next(session);
 }
@@ -493,6 +518,7 @@ void session_save_try(struct session *session) {
     session->last_step = message->step;
     session->saves++;
     session->server->counters.saves_accepted++;
+    session->admissible = part->push || part->windowed ? 0 : part->source.image_size;
     save_answer(session, CODE_OK, part->source.image_size, take_report(session));
     part_begin(part);
 }
@@ -500,7 +526,8 @@ void session_save_try(struct session *session) {
 void session_handle_save(struct session *session, uint32_t serial, const struct message_save *message) {
     struct pending_save *save = &session->save;
     struct server *server = session->server;
-    if (server->stopping) {
+    session_withdraw(session); /* taken, or it is asked */
+    if (server->stopping && !(message->flags & SAVE_ADMITTED)) {
         struct problem problem = PROBLEM_NONE;
         problem_set(&problem, -ESHUTDOWN, "the daemon is stopping");
         session_error(session, serial, CODE_E_STOPPING, &problem);
@@ -548,9 +575,6 @@ void session_handle_missed(struct session *session, uint32_t serial, const struc
         return;
     }
     session->missed++;
-    struct version_id id = {session->job->run.generation, message->step};
-    struct version *version = job_version(session->job, id, session->world);
-    if (version && version->world == session->world && !version_find_part(version, session->rank))
-        version_absent(version, session->rank, "saved while no daemon could be reached");
+    step_absent(session, message->step, "saved while no daemon could be reached");
     session_reply_ok(session, serial);
 }

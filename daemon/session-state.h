@@ -66,6 +66,9 @@ struct session {
     struct set *set;
     struct part *part; /* being captured */
     struct pending_save save;
+    uint64_t admissible; /* the size of the image that the client may save without asking; 0: none yet of this set */
+    uint64_t admission;  /* bytes of the pool kept for it */
+    uint64_t taken_ns;   /* when it was first seen that the client has taken it; 0: it was not */
     uint32_t last_looks; /* for words of a client that has died */
     bool has_tier_step;
     uint64_t tier_step; /* this rank's newest part of this run that tiers held at open */
@@ -92,6 +95,10 @@ void session_drop_devices(struct session *session);
 /* Why it must push: for status, and in the log. */
 void session_device_refused(struct session *session, const struct problem *problem);
 void session_drop_area(struct session *session, uint32_t number);
+/* What is kept for its next save is given back, also if the client has taken it: its save would have come. */
+void session_withdraw(struct session *session);
+/* Its set is another one now: the next save must ask. */
+void session_inadmissible(struct session *session);
 /* Tries to admit the save that waits. */
 void session_save_try(struct session *session);
 

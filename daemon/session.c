@@ -225,6 +225,7 @@ void session_end(struct session *session, const char *why) {
             restore_close(STEAL(session->restores[i]));
     for (size_t i = 0; i < AREAS_MAX; i++)
         session_drop_area(session, (uint32_t)i);
+    session_inadmissible(session);
     session_drop_set(session);
     session_drop_devices(session);
     if (session->pusher) {

@@ -40,6 +40,14 @@ void session_restore_opening(struct session *session, bool begins);
 void session_restore_opened(struct session *session, struct restore *restore);
 void session_job_changed(struct session *session); /* waits may be answered */
 
+/* Admission ahead of a save (proto/word.h): room that is kept for the next one, and is the first to be given back. */
+/* If nobody waits for room, the sessions that may have some get it. */
+void sessions_admit(struct server *server);
+/* Others need room: one session loses what was kept for it. False: there is none. */
+bool sessions_withdraw_one(struct server *server);
+/* All sessions, or those of this job, are to ask. */
+void sessions_withdraw(struct server *server, const struct job *job);
+
 /* For status. */
 struct session_info {
     uint64_t number;

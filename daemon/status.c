@@ -24,7 +24,7 @@ static json_t *pool_json(struct server *server) {
     pool_get_usage(server->pool, &usage);
     return json_pack("{s:o, s:o, s:o, s:o, s:o, s:i}", "limit", number(usage.limit), "allocated",
                      number(usage.allocated), "used", number(usage.used), "cached", number(usage.cached), "reserved",
-                     number(usage.reserved), "segments", (int)usage.segments);
+                     number(usage.reserved - server->admissions), "segments", (int)usage.segments);
 }
 
 static json_t *capabilities_json(unsigned capabilities) {

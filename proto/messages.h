@@ -121,7 +121,8 @@ struct message_registered {
 enum {
     SAVE_URGENT = 1 << 0,
     SAVE_CHECK = 1 << 1,
-    SAVE_HELD = 1 << 2, /* answer now, but copy nothing before START */
+    SAVE_HELD = 1 << 2,     /* answer now, but copy nothing before START */
+    SAVE_ADMITTED = 1 << 3, /* the client has taken the admission (word.h): no SAVED comes, CAPTURED tells all */
 };
 
 struct message_save {

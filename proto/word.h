@@ -17,6 +17,11 @@
  * fence, unprotect or close reports a timeout; the daemon moves it to FAILED when a source cannot
  * be read. Each is final for that counter, so exactly one of captured, revoked, failed is true.
  *
+ * Beside it lies the admission: how large an image the daemon has kept room for, so that a save that
+ * fits need not wait for an answer. The client takes it before such a save, the daemon takes it back
+ * when others need the room; whoever exchanges it for 0 has it. It is a hint: a save that has taken one
+ * is admitted like any other, only with better prospects.
+ *
  * Orders: the daemon's advance releases (what it read is read before the client sees the
  * watermark); the client's load acquires, so that writes to its tensors come after.
  */
@@ -34,8 +39,9 @@
 /* What the page holds. The rest of the page is zero. */
 struct word_page {
     _Atomic uint64_t word;
-    _Atomic uint32_t quiet;   /* the client: no copies out of device memory now, please */
-    _Atomic uint32_t copying; /* the daemon: such a copy is under way */
+    _Atomic uint32_t quiet;     /* the client: no copies out of device memory now, please */
+    _Atomic uint32_t copying;   /* the daemon: such a copy is under way */
+    _Atomic uint64_t admission; /* bytes of an image; 0: none */
 };
 
 static inline uint64_t word_make(uint16_t counter, uint64_t watermark) {
@@ -74,6 +80,22 @@ static inline bool word_revoke(struct word_page *page, uint16_t counter, uint64_
                                                   memory_order_acq_rel, memory_order_acquire))
             return true;
     }
+}
+
+/* Daemon: room for an image of so many bytes is kept. */
+static inline void word_admit(struct word_page *page, uint64_t bytes) {
+    atomic_store_explicit(&page->admission, bytes, memory_order_release);
+}
+/* Daemon: takes that back. False: the client was faster, its save is on the way. */
+static inline bool word_withdraw(struct word_page *page) {
+    return atomic_exchange_explicit(&page->admission, 0, memory_order_acq_rel) != 0;
+}
+/* Client: takes it for an image of so many bytes. False: it must ask. */
+static inline bool word_take_admission(struct word_page *page, uint64_t bytes) {
+    uint64_t admission = atomic_load_explicit(&page->admission, memory_order_acquire);
+    return admission >= bytes && admission > 0 &&
+           atomic_compare_exchange_strong_explicit(&page->admission, &admission, 0, memory_order_acq_rel,
+                                                   memory_order_acquire);
 }
 
 /*

@@ -195,9 +195,11 @@ static void daemon_killed_at_random(void) {
             words_fill(words, WORDS, ++step);
             saved = ckpt_save(c, step, NULL);
             CHECK(saved == CKPT_OK || saved == CKPT_E_UNREACHABLE || saved == CKPT_E_TIMEOUT || saved == CKPT_SKIPPED);
+            if (saved == CKPT_OK)
+                saved = ckpt_fence(c, CKPT_DEFAULT_TIMEOUT);
+            CHECK(saved != CKPT_E_TIMEOUT);
         } while (saved != CKPT_OK && now_ms() - begin < PATIENCE_MS);
         CHECK_OK(saved);
-        CHECK_OK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT));
         CHECK_OK(ckpt_wait(c, step, CKPT_LOCAL, CKPT_VERSION, PATIENCE_MS));
         CHECK(daemon_pid() != before);
         kept = step;
@@ -225,7 +227,9 @@ static void daemon_that_stands_still(void) {
     struct ckpt_save_options options;
     CKPT_INIT(options);
     options.busy_timeout_ms = 100;
-    CHECK(ckpt_save(c, 2, &options) < 0);
+    CHECK_OK(ckpt_save(c, 2, &options)); /* room was kept for it */
+    CHECK_IS(CKPT_E_TIMEOUT, ckpt_fence(c, 200));
+    CHECK(ckpt_save(c, 3, &options) < 0);
     CHECK(ckpt_fence(c, 200) <= 0);
     words_fill(words, WORDS, 3);
     CHECK(ckpt_wait(c, 1, CKPT_GLOBAL, CKPT_VERSION, 200) < 0);
@@ -233,17 +237,17 @@ static void daemon_that_stands_still(void) {
     if (now_ms() - begin > 30000)
         FAIL("the calls took %llu ms", (unsigned long long)(now_ms() - begin));
     process_signal(daemon_pid(), SIGCONT);
-    EVENTUALLY(ckpt_save(c, 3, NULL) == CKPT_OK);
+    EVENTUALLY(ckpt_save(c, 4, NULL) == CKPT_OK);
     CHECK_OK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT));
-    CHECK_OK(ckpt_wait(c, 3, CKPT_GLOBAL, CKPT_VERSION, PATIENCE_MS));
-    ckpt_restore *r = restore_step(c, 3);
+    CHECK_OK(ckpt_wait(c, 4, CKPT_GLOBAL, CKPT_VERSION, PATIENCE_MS));
+    ckpt_restore *r = restore_step(c, 4);
     restore_words_check(r, "words", WORDS, 3);
     ckpt_restore_close(r);
     struct ckpt_version_entry *versions;
     size_t count;
     CHECK_OK(ckpt_versions(c, &versions, &count));
     for (size_t i = 0; i < count; i++)
-        CHECK(versions[i].step != 2);
+        CHECK(versions[i].step != 2 && versions[i].step != 3);
     ckpt_versions_free(versions);
     CHECK_OK(ckpt_close(c));
     free(words);
