@@ -103,18 +103,28 @@ class Interrupts(unittest.TestCase):
             handle._slowly(lambda: 1 / 0)
 
     def test_a_signal_ends_the_waiting_at_once(self):
+        """And only the waiting: the call goes on, and the next one comes after it."""
         import signal
 
         handle = object.__new__(binding.Handle)
-        handle._left = None
-        release = threading.Event()
+        handle._left, handle._pointer = None, ctypes.c_void_p(1)
+        release, order = threading.Event(), []
         self.addCleanup(release.set)
+
+        def call():
+            release.wait(30)
+            order.append("call")
+
         main = threading.main_thread().ident
         threading.Timer(0.05, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
         begin = time.monotonic()
         with self.assertRaises(KeyboardInterrupt):
-            handle._slowly(lambda: release.wait(30))
+            handle._slowly(call)
         self.assertLess(time.monotonic() - begin, 5)
+        threading.Timer(0.2, release.set).start()
+        handle._ready()
+        order.append("next")
+        self.assertEqual(order, ["call", "next"])
 
 
 if __name__ == "__main__":

@@ -223,23 +223,27 @@ def milliseconds(seconds: float) -> int:
 
 
 class _Call(threading.Thread):
-    """One C call in a thread of its own."""
+    """One C call in a thread of its own. Its end is an event, not the thread's: where a signal handler raises in
+    Thread.join(), Python up to 3.12 takes the thread for ended, while it still uses the handle."""
 
     def __init__(self, function: Callable[[], Any]):
         super().__init__(name="ckptd-call", daemon=True)
         self.function = function
         self.value: Any = None
         self.error: "BaseException | None" = None
+        self.over = threading.Event()
 
     def run(self) -> None:
         try:
             self.value = self.function()
         except BaseException as error:
             self.error = error
+        finally:
+            self.over.set()
 
     def wait(self) -> None:
-        while self.is_alive():
-            self.join(SLICE)
+        while not self.over.wait(SLICE):
+            pass
 
 
 class Handle:
@@ -331,8 +335,7 @@ class Handle:
         if not pointer.value:
             return
         if left is not None:
-            left.join(CLOSE_PATIENCE)
-            if left.is_alive():
+            if not left.over.wait(CLOSE_PATIENCE):
                 log.warning("closing: a call that was interrupted still runs, so the service will notice later")
                 return
         self._slowly(lambda: self._check(self._library.ckpt_close(pointer)))
