@@ -13,6 +13,8 @@
  */
 #include "daemon/pool.h"
 
+#include "base/map.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -88,7 +90,7 @@ static int segment_new(struct pool *pool, uint64_t size, struct pool_segment **r
     else if (segment->fd < 0 || ftruncate(segment->fd, (off_t)size) < 0)
         r = -errno;
     if (!r) {
-        segment->data = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, segment->fd, 0);
+        segment->data = map_file(segment->fd, size, true);
         if (segment->data == MAP_FAILED)
             r = -errno;
     }
@@ -104,6 +106,7 @@ static int segment_new(struct pool *pool, uint64_t size, struct pool_segment **r
         return r;
     }
     madvise(segment->data, size, MADV_DONTFORK);
+    madvise(segment->data, size, MADV_HUGEPAGE);
     segment->size = segment->free = size;
     segment->extent_capacity = 16;
     segment->extents[0] = (struct extent){.offset = 0, .size = size};

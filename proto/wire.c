@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "proto/wire.h"
 
+#include "base/map.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
@@ -170,7 +172,7 @@ int wire_map(int fd, size_t size, bool immutable, void **ret_data, struct proble
                            size);
     void *data = NULL;
     if (size) {
-        data = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0);
+        data = map_file(fd, size, false);
         if (data == MAP_FAILED)
             return problem_set(problem, -errno, "%zu bytes of a memfd cannot be mapped: %s", size, strerror(errno));
     }
