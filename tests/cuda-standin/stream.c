@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Streams. Work is queued, and done later by one thread for each device, in the order that streams promise and no
- * other: the oldest piece of work that may run is next. May run: the head of a stream, unless it waits for an event;
- * between the legacy stream (NULL) and streams made without NON_BLOCKING, the order of submission. Before each copy
+ * other: the youngest piece of work that may run is next, so that it overtakes what it does not wait for. May run: the
+ * head of a stream, unless it waits for an event; between the legacy stream (NULL) and streams made without NON_BLOCKING,
+ * the order of submission. Before each copy
  * the thread rests a little, so that who does not wait for the end reads poison, and who changes the source too early
  * sees the change in the copy.
  */
@@ -131,7 +132,7 @@ static struct CUstream_st *stream_next(int device) {
             continue;
         if (stream_must_wait(stream, first->sequence))
             continue;
-        if (!best || first->sequence < TAILQ_FIRST(&best->queue)->sequence)
+        if (!best || first->sequence > TAILQ_FIRST(&best->queue)->sequence)
             best = stream;
     }
     return best;

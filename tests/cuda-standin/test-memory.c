@@ -123,13 +123,33 @@ static void changed_too_early(void) {
     CUdeviceptr pointer = begin_pinned();
     OK(cu.cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
     gate_close(stream);
-    OK(cu.cuMemsetD8Async(pointer, 6, 100, other)); /* the change is submitted before, but runs after the gate too */
     OK(cu.cuMemcpyDtoHAsync_v2(pinned_space, pointer, sizeof(pinned_space), stream));
+    OK(cu.cuMemsetD8Async(pointer, 6, 100, other)); /* the change is submitted behind it, and does not wait */
     gate_open();
     OK(cu.cuStreamSynchronize(stream));
     CHECK(bytes_are(pinned_space, 6, 100) && bytes_are(pinned_space + 100, 5, 1000));
     OK(cu.cuStreamDestroy_v2(other));
     finish_pinned(pointer);
+}
+
+/* A point in a stream that does not wait for another is reached before the other's work is done. */
+static void overtaken(void) {
+    CUstream other;
+    CUdeviceptr pointer = begin_pinned();
+    OK(cu.cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+    for (int i = 0; i < 50; i++)
+        OK(cu.cuMemcpyDtoHAsync_v2(pinned_space, pointer, sizeof(pinned_space), stream));
+    OK(cu.cuEventRecord(event, other));
+    OK(cu.cuEventSynchronize(event));
+    GIVES(CUDA_ERROR_NOT_READY, cu.cuStreamQuery(stream));
+    OK(cu.cuStreamDestroy_v2(other));
+    finish_pinned(pointer);
+}
+
+static void streams_overtake(void **state) {
+    setting("DELAY_US", "5000");
+    assert_int_equal(scene(overtaken), 0);
+    assert_true(mistakes_none());
 }
 
 static void copies_run_later(void **state) {
@@ -373,20 +393,10 @@ static void pointers(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        TEST(host_cannot_touch),
-        TEST(copies),
-        TEST(copies_of_rows),
-        TEST(copies_run_later),
-        TEST(streams),
-        TEST(host_memory),
-        TEST(unregistered_in_use),
-        TEST(unmapped_while_registered),
-        TEST(freed_twice),
-        TEST(events_unrecorded),
-        TEST(events_destroyed),
-        TEST(events_between_processes),
-        TEST(wrong_device),
-        TEST(pointers),
+        TEST(host_cannot_touch),         TEST(copies),       TEST(copies_of_rows),    TEST(copies_run_later),
+        TEST(streams_overtake),          TEST(streams),      TEST(host_memory),       TEST(unregistered_in_use),
+        TEST(unmapped_while_registered), TEST(freed_twice),  TEST(events_unrecorded), TEST(events_destroyed),
+        TEST(events_between_processes),  TEST(wrong_device), TEST(pointers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
