@@ -127,12 +127,26 @@ static int mark_record(struct devices *devices, int device, CUstream stream) {
     return r;
 }
 
+/* The driver answers only where some context is current. A thread that has none, which may be one that the program has
+ * made for the call, asks in that of a known device. */
+static int stream_context(struct devices *devices, CUstream stream, CUcontext *ret_context) {
+    const struct cuda *cuda = &devices->cuda;
+    CUresult result = cuda->cuStreamGetCtx(stream, ret_context);
+    for (int device = 0; result == CUDA_ERROR_INVALID_CONTEXT && device < DEVICES_MAX; device++) {
+        if (!devices->items[device].known || device_enter(devices, device) < 0)
+            continue;
+        result = cuda->cuStreamGetCtx(stream, ret_context);
+        device_leave(devices);
+    }
+    return devices_result(devices, result, "save: a stream of no context");
+}
+
 /* Whose stream that is; its context becomes current. */
 static int stream_enter(struct devices *devices, CUstream stream, int *ret_device) {
     const struct cuda *cuda = &devices->cuda;
     CUcontext context = NULL;
     CUdevice device;
-    int r = devices_result(devices, cuda->cuStreamGetCtx(stream, &context), "save: a stream of no context");
+    int r = stream_context(devices, stream, &context);
     if (r == CKPT_OK)
         r = context_enter(devices, context);
     if (r < 0)

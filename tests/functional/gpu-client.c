@@ -136,7 +136,10 @@ static void memory_that_cannot_be_shared(void) { train(GPU_CLOSED, 40); }
 /* ---- order ---- */
 
 /* The bytes come to the device by way of a stream, and are not there yet when the save is asked for. */
-static void save_behind(enum gpu_kind kind, bool default_stream) {
+enum behind { BEHIND_STREAM, BEHIND_DEFAULT, BEHIND_STREAM_NO_CONTEXT };
+
+static void save_behind(enum gpu_kind kind, enum behind behind) {
+    bool default_stream = behind == BEHIND_DEFAULT;
     configure(&(struct settings){.no_parallel = true});
     gpu_begin();
     daemon_start();
@@ -158,7 +161,10 @@ static void save_behind(enum gpu_kind kind, bool default_stream) {
     options.stream_count = default_stream ? 0 : 1;
     for (unsigned i = 0; i < 40; i++) /* a long queue */
         CU(gpu.cuMemcpyHtoDAsync_v2(weights.at, words, BYTES, stream));
+    if (behind == BEHIND_STREAM_NO_CONTEXT)
+        CU(gpu.cuCtxSetCurrent(NULL));
     CHECK_OK(ckpt_save(c, 1, &options));
+    gpu_use(0);
     CUresult busy = gpu.cuStreamQuery(stream);
     CHECK_OK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT));
     CHECK(!gpu_is_standin() || busy == CUDA_ERROR_NOT_READY); /* save did not wait for what is late there */
@@ -177,15 +183,20 @@ static void save_behind(enum gpu_kind kind, bool default_stream) {
 
 static void save_behind_a_stream(void) {
     gpu_settings("DELAY_US=10000");
-    save_behind(GPU_LEGACY, false);
+    save_behind(GPU_LEGACY, BEHIND_STREAM);
 }
 static void save_behind_the_default_stream(void) {
     gpu_settings("DELAY_US=10000");
-    save_behind(GPU_MAPPED, true);
+    save_behind(GPU_MAPPED, BEHIND_DEFAULT);
 }
 static void push_behind_a_stream(void) {
     gpu_settings("DELAY_US=10000");
-    save_behind(GPU_CLOSED, false);
+    save_behind(GPU_CLOSED, BEHIND_STREAM);
+}
+/* In a thread that the program has made for it, say. */
+static void save_where_no_context_is_current(void) {
+    gpu_settings("DELAY_US=10000");
+    save_behind(GPU_LEGACY, BEHIND_STREAM_NO_CONTEXT);
 }
 
 /* ---- check mode ---- */
@@ -745,6 +756,7 @@ static const struct test tests[] = {
     TEST(save_behind_a_stream),
     TEST(save_behind_the_default_stream),
     TEST(push_behind_a_stream),
+    TEST(save_where_no_context_is_current),
     TEST(check_finds_changed_memory),
     TEST(check_waits_for_what_is_queued),
     TEST(check_of_eager_memory),
