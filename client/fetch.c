@@ -208,10 +208,12 @@ int fetch_plan(struct segments *segments, struct link *link, const struct plan *
     struct flights flights = {.limit = FETCH_FLIGHTS,
                               .chunks = window_chunks(plan_chunk_size(plan, plan->copies[0].rank))};
     uint64_t wait_ms = add_overflows(timeout_ms, FETCH_RELEASE_MS, &wait_ms) ? UINT64_MAX : wait_ms;
-    for (;;) {
+    for (bool first = true;; first = false) {
         int r = flights_fill(&flights, link, plan, restore, timeout_ms);
         if (r < 0 || flights.count == 0)
             return r;
+        for (unsigned i = 0; first && i < flights.count; i++) /* later there are chunks to copy meanwhile */
+            plan_prepare(plan, &flights.items[i].window);
         r = link_receive(link, clock_deadline(wait_ms));
         if (r < 0)
             return r;

@@ -66,5 +66,8 @@ bool plan_next(const struct plan *plan, size_t *at, uint32_t chunks_max, struct 
 uint32_t plan_chunk_size(const struct plan *plan, uint32_t rank);
 /* The length of a chunk: the last one of an image may be shorter. */
 uint64_t plan_chunk_length(const struct plan *plan, uint32_t rank, uint32_t chunk);
+/* Makes pages of a window's targets that the program has not touched yet present, all of them in one call instead of
+ * by a fault each; what they hold stays. For the time until its chunks come. */
+void plan_prepare(const struct plan *plan, const struct plan_window *window);
 /* Copies out of a chunk that lies at `data`. Not CKPT_OK only where the target is on a device. */
 int plan_execute(const struct plan *plan, const struct plan_copy *copy, const uint8_t *data) MUST_CHECK;
