@@ -41,7 +41,6 @@ static CUresult context_new(CUdevice ordinal, unsigned int flags, struct context
         (struct context){.ordinal = ordinal, .device = device, .flags = flags, .references = 1, .charge = charge};
     LIST_INSERT_HEAD(&standin.contexts, context, link);
     context->legacy = stream_new(context, CU_STREAM_DEFAULT);
-    context->per_thread = stream_new(context, CU_STREAM_DEFAULT);
     stream_start_device(device);
     *ret_context = context;
     return CUDA_SUCCESS;

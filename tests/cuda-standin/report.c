@@ -49,7 +49,7 @@ static void tally_count(struct tally *tally, const struct context *only) {
     CUstream stream;
     LIST_FOREACH(stream, &standin.streams, link) {
         tally->streams += !stream->destroyed && !stream->context->error && stream != stream->context->legacy &&
-                          stream != stream->context->per_thread && (!only || stream->context == only);
+                          !stream->thread && (!only || stream->context == only);
     }
     CUevent event;
     LIST_FOREACH(event, &standin.events, link) {

@@ -58,7 +58,7 @@ struct context {
     uint64_t charge;
     bool primary, destroyed;
     CUresult error; /* sticky */
-    CUstream legacy, per_thread;
+    CUstream legacy;
 };
 
 /* Bytes on a device, in a memfd that processes share. */
@@ -126,6 +126,7 @@ struct CUstream_st {
     LIST_ENTRY(CUstream_st) link;
     struct context *context;
     unsigned int flags;
+    pid_t thread; /* whose CU_STREAM_PER_THREAD it is; 0: nobody's */
     bool destroyed, running;
     TAILQ_HEAD(, operation) queue;
 };

@@ -2,10 +2,9 @@
 /*
  * Streams. Work is queued, and done later by one thread for each device, in the order that streams promise and no
  * other: the youngest piece of work that may run is next, so that it overtakes what it does not wait for. May run: the
- * head of a stream, unless it waits for an event; between the legacy stream (NULL) and streams made without NON_BLOCKING,
- * the order of submission. Before each copy
- * the thread rests a little, so that who does not wait for the end reads poison, and who changes the source too early
- * sees the change in the copy.
+ * head of a stream, unless it waits for an event; between the legacy stream (NULL) and streams made without
+ * NON_BLOCKING, the order of submission. Before each copy the thread rests a little, so that who does not wait for the
+ * end reads poison, and who changes the source too early sees the change in the copy.
  */
 #include "tests/cuda-standin/standin.h"
 
@@ -22,11 +21,22 @@ struct CUstream_st *stream_new(struct context *context, unsigned int flags) {
     return stream;
 }
 
+static struct CUstream_st *stream_of_thread(struct context *context) {
+    struct CUstream_st *stream;
+    LIST_FOREACH(stream, &standin.streams, link) {
+        if (stream->context == context && stream->thread == gettid())
+            return stream;
+    }
+    stream = stream_new(context, CU_STREAM_DEFAULT);
+    stream->thread = gettid();
+    return stream;
+}
+
 struct CUstream_st *stream_resolve(CUstream handle, struct context *context) {
     if (!handle || handle == CU_STREAM_LEGACY)
         return context->legacy;
     if (handle == CU_STREAM_PER_THREAD)
-        return context->per_thread;
+        return stream_of_thread(context);
     struct CUstream_st *stream;
     LIST_FOREACH(stream, &standin.streams, link) {
         if (stream == handle)
@@ -257,7 +267,7 @@ CUresult cuStreamCreate(CUstream *ret_stream, unsigned int flags) {
 
 CUresult cuStreamDestroy_v2(CUstream stream) {
     ENTER_STREAM(stream);
-    if (it == call.context->legacy || it == call.context->per_thread)
+    if (it == call.context->legacy || it->thread)
         return CUDA_ERROR_INVALID_HANDLE;
     it->destroyed = true; /* what is queued is still done */
     return CUDA_SUCCESS;

@@ -158,6 +158,28 @@ static void copies_run_later(void **state) {
     assert_true(mistakes_none());
 }
 
+static void *other_thread(void *context) {
+    OK(cu.cuCtxPushCurrent_v2(context));
+    OK(cu.cuStreamQuery(CU_STREAM_PER_THREAD));
+    OK(cu.cuStreamSynchronize(CU_STREAM_PER_THREAD));
+    OK(cu.cuCtxPopCurrent_v2(NULL));
+    return NULL;
+}
+
+/* Each thread has a default stream of its own. */
+static void threads_have_streams(void) {
+    CUcontext context;
+    pthread_t thread;
+    CUdeviceptr pointer = begin_pinned();
+    OK(cu.cuCtxGetCurrent(&context));
+    gate_close(CU_STREAM_PER_THREAD);
+    CHECK(pthread_create(&thread, NULL, other_thread, context) == 0 && pthread_join(thread, NULL) == 0);
+    GIVES(CUDA_ERROR_NOT_READY, cu.cuStreamQuery(CU_STREAM_PER_THREAD));
+    gate_open();
+    OK(cu.cuStreamSynchronize(CU_STREAM_PER_THREAD));
+    finish_pinned(pointer);
+}
+
 static void legacy_stream_orders(void) {
     CUstream blocking;
     CUdeviceptr pointer = begin_pinned();
@@ -185,6 +207,7 @@ static void legacy_stream_orders(void) {
 
 static void streams(void **state) {
     assert_int_equal(scene(legacy_stream_orders), 0);
+    assert_int_equal(scene(threads_have_streams), 0);
     assert_true(mistakes_none());
 }
 
