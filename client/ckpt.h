@@ -249,7 +249,8 @@ struct ckpt_save_options {
                         nothing. What is still queued on a stream other than the default one is not seen */
     uint64_t busy_timeout_ms; /* overrides the handle's */
     void *const *streams; /* CUDA streams (CUstream or cudaStream_t, at most 64): device memory is read after what was
-                             queued on them, without waiting here. On devices with none: after the default stream */
+                             queued on them, without waiting here. On devices with none: after the default stream.
+                             CU_STREAM_PER_THREAD is the calling thread's */
     uint32_t stream_count;
     uint32_t reserved;
 };

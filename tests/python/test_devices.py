@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 import paths
@@ -19,11 +20,14 @@ if paths.HAVE_NUMPY:
     import numpy
 
 
-class Array:
-    """What CuPy has: a shape, a type, and memory on the device."""
+LEGACY, PER_THREAD = 1, 2  # CU_STREAM_...
 
-    def __init__(self, driver, host):
-        self.driver, self.shape, self.dtype, self.nbytes = driver, host.shape, host.dtype, host.nbytes
+
+class Array:
+    """What CuPy has: a shape, a type, memory on the device, and the stream on which work on it is queued."""
+
+    def __init__(self, driver, host, stream=LEGACY):
+        self.stream, self.driver, self.shape, self.dtype, self.nbytes = stream, driver, host.shape, host.dtype, host.nbytes
         self.pointer = ctypes.c_uint64()
         driver.call("cuMemAlloc_v2", ctypes.byref(self.pointer), ctypes.c_size_t(self.nbytes))
         self.set(host)
@@ -31,7 +35,7 @@ class Array:
     @property
     def __cuda_array_interface__(self):
         return {"shape": self.shape, "typestr": self.dtype.str, "data": (self.pointer.value, False), "version": 3,
-                "strides": None, "stream": 1}
+                "strides": None, "stream": self.stream}
 
     def set(self, host):
         host = numpy.ascontiguousarray(host)
@@ -97,6 +101,35 @@ def train(kind):
     driver.end()
 
 
+def save_behind_the_threads_stream():
+    """The stream of each thread: calls that may take long are not made in another one then."""
+    driver = Driver()
+    array = Array(driver, numpy.zeros(1000, dtype="f4"), PER_THREAD)
+    pinned = ctypes.c_void_p()
+    driver.call("cuMemHostAlloc", ctypes.byref(pinned), ctypes.c_size_t(array.nbytes), 0)
+    ckpt = ckptd.Checkpointer("job", values=ckptd.fenced({"x": array}))
+    assert ckpt.save(0) and ckpt.fence()
+
+    def queue(value):
+        host = numpy.full(1000, value, "f4")
+        ctypes.memmove(pinned, host.ctypes.data, array.nbytes)
+        for _ in range(10):
+            driver.call("cuMemcpyHtoDAsync_v2", array.pointer, pinned, ctypes.c_size_t(array.nbytes),
+                        ctypes.c_void_p(PER_THREAD))
+
+    queue(7)
+    assert ckpt.save(1, urgent=True)
+    assert ckpt.fence()
+    queue(8)
+    assert ckpt.wait("local", 1, timeout=support.PATIENCE)
+    assert ckpt.restore() == 1
+    assert (array.get() == 7).all(), array.get()
+    ckpt.close()
+    driver.call("cuMemFreeHost", pinned)
+    array.free()
+    driver.end()
+
+
 # -- torch --
 
 
@@ -158,8 +191,8 @@ def empty_the_cache(device):
         assert len(device.segments) == 2
     assert ckpt.save(3) and ckpt.fence()
     x.fill_(8)
-    assert ckpt.wait("local", 3, timeout=support.PATIENCE)
     for step, value in (2, 2), (3, 9):
+        assert ckpt.wait("local", step, timeout=support.PATIENCE)
         assert ckpt.restore(step) == step
         assert (device.read(x) == value).all() and (device.read(y) == 1).all()
     ckpt.close()
@@ -220,6 +253,9 @@ class Arrays(WithDriver):
     def test_dlpack(self):
         self.play("train('dlpack')")
 
+    def test_stream_of_the_thread(self):
+        self.play("save_behind_the_threads_stream()", CUDA_STANDIN_DELAY_US=50000)
+
 
 @paths.needs_torch
 class Torch(WithDriver):
@@ -240,9 +276,12 @@ class Example(WithDriver):
                "parallel": "[device]\npiece = 256K\nrate_mib_s = 1"}
 
     def tensors(self, job, generation, step):
-        """Of the file: the bytes by name."""
-        path = self.daemon.directory / "local" / job / str(generation) / str(step) / "rank-00000.safetensors"
-        data = path.read_bytes()
+        """Of the file, once it is committed: the bytes by name."""
+        version = self.daemon.directory / "local" / job / str(generation) / str(step)
+        end = time.monotonic() + support.PATIENCE
+        while not (version / "rank-00000.json").exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        data = (version / "rank-00000.safetensors").read_bytes()
         start = 8 + int.from_bytes(data[:8], "little")
         header = json.loads(data[8:start])
         return {

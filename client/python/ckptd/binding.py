@@ -15,7 +15,7 @@ import pathlib
 import threading
 import time
 from ctypes import POINTER, byref, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, Iterable, Optional, Sequence
 
 from .errors import CheckpointError, DeadlinePassed, LibraryMissing
 
@@ -31,6 +31,9 @@ RANK_LOCAL, EAGER = 1, 2
 PART, VERSION = 0, 1
 RESTORE_LATEST, RESTORE_STEP, RESTORE_EXACT = range(3)
 NO_WAIT = (1 << 64) - 1
+
+#: The driver's number for the default stream of whichever thread asks (CU_STREAM_PER_THREAD).
+STREAM_PER_THREAD = 2
 
 #: dtype codes by safetensors' names (lower case).
 DTYPES = {
@@ -308,9 +311,10 @@ class Handle:
             raise ValueError("the checkpointer is closed")
         return self._pointer
 
-    def _slowly(self, function: Callable[[], Any]) -> Any:
-        """Runs a call that may block; an exception from a signal handler ends only the waiting."""
-        if threading.current_thread() is not threading.main_thread():
+    def _slowly(self, function: Callable[[], Any], streams: "Iterable[Optional[int]]" = ()) -> Any:
+        """Runs a call that may block; an exception from a signal handler ends only the waiting. Not if the stream of
+        each thread is among the `streams` that it names: in another thread that would be another stream."""
+        if threading.current_thread() is not threading.main_thread() or STREAM_PER_THREAD in streams:
             return function()
         call = _Call(function)
         self._left = call
@@ -406,7 +410,7 @@ class Handle:
             return self._check(self._library.ckpt_save(pointer, step, byref(options)))
 
         if slowly:
-            return self._slowly(call)
+            return self._slowly(call, streams)
         before = self._sentence()
         result = call()
         self._warn(before)
@@ -514,4 +518,4 @@ class Restore:
         def call() -> int:
             return self._handle._check(self._library.ckpt_restore_read_many(self._pointer, array, len(reads)))
 
-        self._handle._slowly(call)
+        self._handle._slowly(call, (read.stream for read in reads if read.on_stream))
