@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  *   lane (work: open the tier) --> settle (timer) --> claim (work) --> opened
- *                                     ^                 |
- *                                     +--- held, retry -+
+ *                                     ^                 |      |
+ *                                     +--- held, retry -+      +--> release (work), where nobody waits any more
  */
 #include "daemon/opening.h"
 
@@ -214,6 +214,40 @@ static void note_catalogs(struct opening *opening) {
     }
 }
 
+/* ---- release ---- */
+
+/* A run of one rank, begun for a client that has left: nobody is in it, and its process, which may live on, would hold
+ * the job for a while. In a run of several ranks others may be, here or on other nodes; and who joins one again, after
+ * a daemon's death perhaps, has left nothing but this daemon. */
+static bool nobody_is_in(const struct opening *opening) {
+    const struct claim_result *claim = &opening->claim;
+    return opening->result == 0 && !claim->joined && claim->record.world == 1 && !opening->job->sessions;
+}
+
+static void release_run(struct survey *survey) {
+    struct opening *opening = CONTAINER_OF(survey, struct opening, survey);
+    struct job *job = opening->job;
+    (void)survey_enter(survey, job->decider);
+    opening->result = claim_end(job->lanes[job->decider]->tier, job->name, opening->claim.record.generation);
+}
+
+static void release_done(struct survey *survey) {
+    struct opening *opening = CONTAINER_OF(survey, struct opening, survey);
+    struct job *job = opening->job;
+    struct problem problem = PROBLEM_NONE;
+    TAILQ_REMOVE(&job->openings, opening, link);
+    if (opening->result < 0) {
+        problem_set(&problem, opening->result, "cannot mark a run of job %s as ended whose client has left: %s",
+                    job->name, strerror(-opening->result));
+        lane_error(job->lanes[job->decider], &problem);
+    }
+    opening_end(opening, CODE_E_UNREACHABLE);
+}
+
+static const struct survey_ops release_ops = {.run = release_run, .free = release_done};
+
+/* ---- after the claim ---- */
+
 static void retry_elapsed(struct loop_op *op) { settle(CONTAINER_OF(op, struct opening, op)); }
 
 static void retry_in(struct opening *opening, uint64_t ms) {
@@ -224,6 +258,10 @@ static void retry_in(struct opening *opening, uint64_t ms) {
 static void claim_done(struct survey *survey) {
     struct opening *opening = CONTAINER_OF(survey, struct opening, survey);
     struct server *server = opening->server;
+    if (nobody_waits(opening) && nobody_is_in(opening)) {
+        survey_start(survey, &release_ops, opening->job);
+        return;
+    }
     TAILQ_REMOVE(&opening->job->openings, opening, link);
     if (nobody_waits(opening)) {
         opening_end(opening, CODE_E_UNREACHABLE);

@@ -80,7 +80,7 @@ void peer_greet(struct peer *peer) {
     CHECK(peer_answer(peer) == MESSAGE_HELLO_OK);
 }
 
-uint16_t peer_open_as(struct peer *peer, const char *job, uint32_t rank, uint32_t world) {
+void peer_ask_open(struct peer *peer, const char *job, uint32_t rank, uint32_t world) {
     char tail[256];
     static const char run_id[] = "peer";
     peer_greet(peer);
@@ -92,6 +92,10 @@ uint16_t peer_open_as(struct peer *peer, const char *job, uint32_t rank, uint32_
                                 .deadline_ms = PATIENCE_MS};
     int length = snprintf(tail, sizeof tail, "%s%s", job, run_id);
     CHECK(peer_send(peer, MESSAGE_OPEN, &open, tail, (size_t)length, -1));
+}
+
+uint16_t peer_open_as(struct peer *peer, const char *job, uint32_t rank, uint32_t world) {
+    peer_ask_open(peer, job, rank, world);
     return peer_answer(peer);
 }
 

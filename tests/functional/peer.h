@@ -24,10 +24,12 @@ bool peer_receive(struct peer *peer);
 uint16_t peer_answer(struct peer *peer);
 /* The code of an ERROR answer; fails if it is something else, 0 if the daemon has hung up. */
 int peer_error(struct peer *peer);
-/* HELLO; then OPEN in a run of its own name, for world 1, or as any rank (returns the answer's opcode). */
+/* HELLO; then OPEN in the run "peer", for world 1, or as any rank (returns the answer's opcode), or without waiting for
+ * the answer. */
 void peer_greet(struct peer *peer);
 void peer_open(struct peer *peer, const char *job);
 uint16_t peer_open_as(struct peer *peer, const char *job, uint32_t rank, uint32_t world);
+void peer_ask_open(struct peer *peer, const char *job, uint32_t rank, uint32_t world);
 /* A memfd of so many bytes, all there, with these seals. */
 int peer_memfd(size_t size, int seals);
 /* Nothing more is expected but the end of the connection. */

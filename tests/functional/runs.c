@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Runs of a job follow each other: who may have it, where they resume, what is damaged. */
+#include "tests/functional/peer.h"
 #include "tests/functional/support.h"
 
 #include <signal.h>
@@ -165,6 +166,39 @@ static void hold_job(void *argument) {
     while (*state == 1)
         pause_ms(1);
     CHECK_OK(ckpt_close(c));
+}
+
+static void hang_up_while_it_opens(const char *job, uint32_t rank, uint32_t world) {
+    struct peer peer;
+    peer_connect(&peer);
+    peer_ask_open(&peer, job, rank, world);
+    EVENTUALLY(file_exists(test_path("parallel/%s", job))); /* in the middle of the claim */
+    peer_close(&peer);
+    EVENTUALLY(file_exists(test_path("parallel/%s/1/run", job)));
+}
+
+static uint64_t generation_of(ckpt *c) {
+    struct ckpt_info info;
+    CKPT_INIT(info);
+    CHECK_OK(ckpt_get_info(c, &info));
+    return info.generation;
+}
+
+/* Who claims a run and hangs up before it is told is not in it, though its process lives on; and nobody else can be,
+ * where the run has one rank only. Where it has more, another may have joined. */
+static void claimer_hangs_up(void) {
+    configure(&(struct settings){.no_local = true, .parallel = "delay_ms = 20"});
+    daemon_start();
+    hang_up_while_it_opens("alone", 0, 1);
+    ckpt *c = job_open("alone");
+    CHECK(generation_of(c) == 2 && file_exists(test_path("parallel/alone/1/run-ended")));
+    CHECK_OK(ckpt_close(c));
+    hang_up_while_it_opens("pair", 0, 2);
+    c = rank_open("pair", 1, 2, "peer");
+    ckpt *first = rank_open("pair", 0, 2, "peer");
+    CHECK(generation_of(c) == 1 && generation_of(first) == 1);
+    CHECK_OK(ckpt_close(c));
+    CHECK_OK(ckpt_close(first));
 }
 
 static void second_run_is_refused(void) {
@@ -367,6 +401,7 @@ int main(int argc, char **argv) {
         TEST(what_is_forgotten_and_damaged),
         TEST(same_step_twice),
         TEST(older_step_then_forward),
+        TEST(claimer_hangs_up),
         TEST(second_run_is_refused),
         TEST(parts_of_two_runs_never_mix),
         TEST(bit_flip_is_repaired_from_the_next_tier),
