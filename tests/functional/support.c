@@ -280,6 +280,7 @@ void test_fail(const char *file, int line, const char *format, ...) {
     if (getpid() == owner) {
         show_log("log");
         show_log("sock.log"); /* of daemons on demand */
+        end_begins();         /* or the directory itself might hang */
         nftw(directory, show_temporary, 16, FTW_PHYS);
         leave_nothing();
     }
