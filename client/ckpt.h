@@ -174,8 +174,7 @@ struct ckpt_info {
     uint32_t resumes;    /* 1: the next two are the version that this run resumes from */
     uint32_t levels;     /* bit 1 << CKPT_x: configured */
     uint64_t resume_generation, resume_step;
-    uint32_t push; /* 1: private or GPU memory cannot be read by the daemon; a thread of the library copies all, and
-                      ckpt_save_options.check does nothing */
+    uint32_t push; /* 1: private or GPU memory cannot be read by the daemon; a thread of the library copies all */
     uint32_t reserved;
     uint64_t image_size;     /* bytes of the last save's image */
     uint64_t saves, skipped; /* accepted, skipped */
@@ -245,8 +244,8 @@ struct ckpt_save_options {
     uint64_t state_size;
     uint32_t urgent; /* 1: the job is about to be preempted: wait instead of skipping, go first */
     uint32_t check;  /* 1: the fence has the memory read again, a GPU's too, and drops the version if it has changed:
-                        CKPT_E_LOST, and the sentence names the tensor. Not while ckpt_info.push is 1: then it does
-                        nothing. What is still queued on a stream other than the default one is not seen */
+                        CKPT_E_LOST, and the sentence names the tensor. What is still queued on a stream other than the
+                        default one is not seen */
     uint64_t busy_timeout_ms; /* overrides the handle's */
     void *const *streams; /* CUDA streams (CUstream or cudaStream_t, at most 64): device memory is read after what was
                              queued on them, without waiting here. On devices with none: after the default stream.

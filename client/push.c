@@ -4,6 +4,7 @@
 #include "client/await.h"
 #include "client/clock.h"
 #include "client/pack.h"
+#include "proto/digest.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -231,16 +232,69 @@ static int fill(struct push *push, const struct push_job *job, struct device_use
 /* How far the image has come, in chunks: filled >= sent >= answered. */
 struct progress {
     uint64_t chunks, filled, sent, answered;
+    uint64_t sendable;      /* chunks, or in check mode all but the last until they were compared */
+    struct digest *digests; /* check mode: of the pieces of tensors, as they lie in chunks */
+    size_t digest_count;
     struct device_use use;
 };
+
+/* Check mode: takes the digests of what was filled or, at the second reading, compares with them. */
+static int digest_pieces(const struct push_job *job, uint64_t offset, uint64_t length, const uint8_t *data, bool second,
+                         struct progress *progress) {
+    const struct image_layout *layout = &job->image->layout;
+    uint64_t end = offset + length, at = max_u64(offset, layout->data_start);
+    for (uint32_t i = image_find(layout, job->image->shards, at); at < end && i < layout->ordered_count; i++) {
+        struct shard shard;
+        struct digest now, *before = &progress->digests[progress->digest_count];
+        shards_get(job->image->shards, layout->order[i], &shard);
+        uint64_t part = min_u64(end, layout->shard_offset[layout->order[i]] + shard_bytes(&shard)) - at;
+        if (!part)
+            continue;
+        digest_chunk(data + (at - offset), part, &now);
+        if (second && !digest_equal(&now, before))
+            return error_set(CKPT_E_LOST,
+                             "the memory of %.200s changed between save and fence: move the change after the fence, or "
+                             "protect it with CKPT_EAGER",
+                             shard.name);
+        *before = now;
+        progress->digest_count++;
+        at += part;
+    }
+    return CKPT_OK;
+}
 
 static int fill_next(struct push *push, const struct push_job *job, const uint8_t *header, struct progress *progress) {
     uint64_t offset = progress->filled * job->chunk_size;
     uint64_t length = min_u64(job->chunk_size, job->image_size - offset);
-    int r = fill(push, job, &progress->use, offset, length, header,
-                 job->slots + progress->filled % PUSH_SLOTS * job->chunk_size);
+    uint8_t *slot = job->slots + progress->filled % PUSH_SLOTS * job->chunk_size;
+    int r = fill(push, job, &progress->use, offset, length, header, slot);
+    if (r == CKPT_OK && progress->digests)
+        r = digest_pieces(job, offset, length, slot, false, progress);
     progress->filled++;
     return r;
+}
+
+/* Check mode: the second reading, into a slot that nothing waits in. */
+static int compare(struct push *push, const struct push_job *job, const uint8_t *header, struct progress *progress) {
+    uint8_t *slot = job->slots + progress->filled % PUSH_SLOTS * job->chunk_size;
+    int r = CKPT_OK;
+    progress->digest_count = 0;
+    for (uint64_t offset = 0; r == CKPT_OK && offset < job->image_size; offset += job->chunk_size) {
+        uint64_t length = min_u64(job->chunk_size, job->image_size - offset);
+        r = stopped(push) ? error_set(CKPT_E_LOST, "stopped")
+                          : fill(push, job, &progress->use, offset, length, header, slot);
+        if (r == CKPT_OK)
+            r = digest_pieces(job, offset, length, slot, true, progress);
+    }
+    return r;
+}
+
+static int await_fence(struct push *push) {
+    pthread_mutex_lock(&push->lock);
+    while (!push->fenced && !stopped(push))
+        pthread_cond_wait(&push->changed, &push->lock);
+    pthread_mutex_unlock(&push->lock);
+    return stopped(push) ? error_set(CKPT_E_LOST, "stopped") : CKPT_OK;
 }
 
 static int send_next(struct push *push, const struct push_job *job, struct progress *progress) {
@@ -274,7 +328,7 @@ static int take_answer(struct push *push, struct progress *progress) {
 
 /* One step: a chunk is sent, filled, or waited for, in this order of preference. */
 static int push_step(struct push *push, const struct push_job *job, const uint8_t *header, struct progress *progress) {
-    if (progress->sent == progress->answered && progress->filled > progress->sent)
+    if (progress->sent == progress->answered && min_u64(progress->filled, progress->sendable) > progress->sent)
         return send_next(push, job, progress);
     bool room = progress->filled < progress->chunks && progress->filled - progress->answered < PUSH_SLOTS;
     int r = room ? fill_next(push, job, header, progress) : CKPT_OK;
@@ -286,6 +340,15 @@ static int push_step(struct push *push, const struct push_job *job, const uint8_
     return r < 0 ? r : take_answer(push, progress);
 }
 
+/* Until all chunks are filled, and those that may go have gone. */
+static int push_chunks(struct push *push, const struct push_job *job, const uint8_t *header,
+                       struct progress *progress) {
+    int r = CKPT_OK;
+    while ((progress->answered < progress->sendable || progress->filled < progress->chunks) && r == CKPT_OK)
+        r = stopped(push) ? error_set(CKPT_E_LOST, "stopped") : push_step(push, job, header, progress);
+    return r;
+}
+
 static int push_image(struct push *push, const struct push_job *job) {
     const struct image_layout *layout = &job->image->layout;
     CLEANUP(freep) uint8_t *header = malloc(layout->data_start);
@@ -294,10 +357,24 @@ static int push_image(struct push *push, const struct push_job *job) {
                          (uintmax_t)layout->data_start);
     image_header(layout, job->state_size, header);
     struct progress progress = {.chunks = (job->image_size + job->chunk_size - 1) / job->chunk_size};
+    progress.sendable = progress.chunks - (job->check ? 1 : 0);
+    CLEANUP(freep)
+    struct digest *digests = job->check ? malloc((progress.chunks + layout->ordered_count) * sizeof *digests) : NULL;
+    if (job->check && !digests)
+        return error_set(CKPT_E_MEMORY, "out of memory for the digests of an image of %ju bytes",
+                         (uintmax_t)job->image_size);
+    progress.digests = digests;
     /* A job that was stopped may have left copies behind that still write to the slots. */
     int r = await(ask_copies, push, clock_deadline(job->answer_ms), "a device did not end its copies in time");
-    while (progress.answered < progress.chunks && r == CKPT_OK)
-        r = stopped(push) ? error_set(CKPT_E_LOST, "stopped") : push_step(push, job, header, &progress);
+    if (r == CKPT_OK)
+        r = push_chunks(push, job, header, &progress);
+    if (r == CKPT_OK && job->check)
+        r = await_fence(push);
+    if (r == CKPT_OK && job->check)
+        r = compare(push, job, header, &progress);
+    progress.sendable = progress.chunks;
+    if (r == CKPT_OK)
+        r = push_chunks(push, job, header, &progress);
     if (progress.use.copying) { /* it failed: nobody may fill the slots any more, nor be kept from a collective */
         int settled = settle_devices(push, job, &progress.use);
         r = r < 0 ? r : settled;
@@ -319,15 +396,15 @@ static void push_run(struct push *push, const struct push_job *job) {
     int r = job->starts ? start(push, job) : push_image(push, job);
     if (r == CKPT_OK)
         return;
+    if (!stopped(push)) { /* before anybody sees that it failed */
+        pthread_mutex_lock(&push->lock);
+        snprintf(push->reason, sizeof push->reason, "%.*s", PROBLEM_TEXT_MAX - 1, error_last());
+        pthread_mutex_unlock(&push->lock);
+        atomic_store_explicit(&push->failed, true, memory_order_release);
+    }
+    word_revoke(job->word, job->counter, job->image_size);
     link_close(&push->link); /* unanswered chunks die with it */
     push->attached = 0;
-    word_revoke(job->word, job->counter, job->image_size);
-    if (stopped(push))
-        return;
-    pthread_mutex_lock(&push->lock);
-    snprintf(push->reason, sizeof push->reason, "%.*s", PROBLEM_TEXT_MAX - 1, error_last());
-    pthread_mutex_unlock(&push->lock);
-    atomic_store_explicit(&push->failed, true, memory_order_release);
 }
 
 static void *push_thread(void *argument) {
@@ -374,9 +451,17 @@ int push_begin(struct push *push, const struct push_job *job) {
     pthread_mutex_lock(&push->lock);
     push->job = *job;
     push->busy = true;
+    push->fenced = false;
     pthread_cond_broadcast(&push->changed);
     pthread_mutex_unlock(&push->lock);
     return CKPT_OK;
+}
+
+void push_fence(struct push *push) {
+    pthread_mutex_lock(&push->lock);
+    push->fenced = true;
+    pthread_cond_broadcast(&push->changed);
+    pthread_mutex_unlock(&push->lock);
 }
 
 void push_settle(struct push *push) {
@@ -389,7 +474,10 @@ void push_settle(struct push *push) {
 }
 
 void push_stop(struct push *push) {
+    pthread_mutex_lock(&push->lock);
     atomic_store_explicit(&push->stop, true, memory_order_release);
+    pthread_cond_broadcast(&push->changed);
+    pthread_mutex_unlock(&push->lock);
     push_settle(push);
 }
 

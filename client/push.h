@@ -9,6 +9,9 @@
  * The same thread waits for the work on a GPU that a save comes after, where the daemon reads the
  * memory itself: then it tells it to start.
  *
+ * In check mode it keeps the digest of each piece of a tensor, and the last chunk back, until the program
+ * is in its fence; then it reads everything once more and compares.
+ *
  * The thread reads the program's memory only between push_begin() and the moment from which
  * push_settle() or push_stop() returns.
  */
@@ -25,6 +28,7 @@
 
 /* One save's work; all it points to stays until the push has settled. */
 struct push_job {
+    bool check;  /* the last chunk waits for push_fence(), then for a second reading of all */
     bool starts; /* only waits for the marks of `devices`, and tells the daemon to start */
     struct word_page *word;
     uint16_t counter;
@@ -48,6 +52,7 @@ struct push {
     pthread_cond_t changed;
     struct push_job job;
     bool busy, ending; /* under the lock */
+    bool fenced;       /* likewise: push_fence() was called for the job */
     atomic_bool stop;  /* leave the job as soon as possible */
     atomic_bool failed;
     char reason[PROBLEM_TEXT_MAX]; /* of the failure; under the lock */
@@ -69,6 +74,8 @@ void push_close_descriptors(struct push *push);
 int push_attach(struct push *push, uint64_t session, uint64_t deadline) MUST_CHECK;
 /* Starts copying for a save that the daemon has accepted. */
 int push_begin(struct push *push, const struct push_job *job) MUST_CHECK;
+/* Check mode: the program is in its fence, and what it should not have done it has done. */
+void push_fence(struct push *push);
 /* Waits until the thread is done with the job (it was captured, or failed, or is stopped). */
 void push_settle(struct push *push);
 /* Stops the job, if one runs, and waits. */

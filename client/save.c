@@ -81,14 +81,16 @@ static void look_at_messages(struct ckpt *c, uint64_t until) {
         session_down(c);
 }
 
-/* Check mode: the daemon waits for this before it reads the memory a second time. What the program has queued on a
- * device by now it wants to see, too. */
+/* Check mode: the daemon, or the push thread, waits for this before it reads the memory a second time. What the program
+ * has queued on a device by now it wants to see, too. */
 static void tell_of_fence(struct ckpt *c, uint64_t deadline) {
     devices_await_defaults(&c->devices, c->image.on_device, deadline);
     const struct message_fence body = {.counter = c->saves.counter};
     const struct link_request request = {.opcode = MESSAGE_FENCE, .body = &body, .fd = -1};
     c->saves.check = false;
-    if (link_send(&c->session.link, &request, deadline, NULL) < 0 && !link_is_up(&c->session.link))
+    if (c->use_push)
+        push_fence(&c->push);
+    else if (link_send(&c->session.link, &request, deadline, NULL) < 0 && !link_is_up(&c->session.link))
         session_down(c);
 }
 
@@ -205,6 +207,7 @@ static int check_options(const struct ckpt_save_options *options) {
 static int start_push(struct ckpt *c, uint64_t state_size) {
     struct push_job job = {
         .starts = !c->use_push,
+        .check = c->saves.check && c->use_push,
         .devices = &c->devices,
         .word = c->session.word,
         .counter = c->saves.counter,
@@ -261,7 +264,7 @@ static int saved(struct ckpt *c, const struct message_save *asked) {
     saves_answered(&c->saves, result, expected);
     if (result != CKPT_OK)
         return result;
-    c->saves.check = (asked->flags & SAVE_CHECK) && !c->use_push;
+    c->saves.check = asked->flags & SAVE_CHECK;
     if (c->use_push || (asked->flags & SAVE_HELD)) {
         int r = start_push(c, asked->state_length);
         if (r < 0) {

@@ -265,7 +265,8 @@ static bool waits_for_client(const struct part *part) {
 
 /* The client has been silent for too long: the room that its save was promised is for others. */
 static bool give_up(struct part *part, uint64_t now) {
-    uint64_t patience_ms = part->server->config->capture_ms * (part->check || part->held ? CHECK_PATIENCE : 1);
+    uint64_t patience_ms =
+        part->server->config->capture_ms * (part->check || part->late || part->held ? CHECK_PATIENCE : 1);
     if (!waits_for_client(part) || now - part->progress_ns < patience_ms * NANOSECONDS_PER_MS)
         return false;
     struct problem problem = PROBLEM_NONE;
@@ -592,6 +593,7 @@ int part_new(struct version *version, const struct part_options *options, struct
     part->urgent = options->urgent;
     part->push = options->set->push;
     part->check = options->check && !part->push;
+    part->late = options->check && part->push;
     part->held = options->held && !part->push;
     part->waiter.fn = room_came;
     TAILQ_INSERT_TAIL(&version->parts, part, link);

@@ -66,6 +66,7 @@ struct part {
     struct berth *berth;                       /* its room in the device tier; NULL: none */
     bool secured;                              /* the whole image is in the device tier: captured, to the client */
     bool held;                                 /* until the client's START: what it queued before the save still runs */
+    bool late;                                 /* pushed in check mode: its end comes with the client's fence */
     bool check, fenced; /* check mode: the last advance waits for the fence, then for a second reading */
     struct capture capture;
     struct pool_waiter waiter;

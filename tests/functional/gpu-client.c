@@ -204,12 +204,14 @@ static void save_where_no_context_is_current(void) {
 /* Writes to the memory between save and fence are found by the fence, also those that are only queued by then. How
  * late the first reading comes nobody knows: where it came after the writes there was nothing to find, and they last
  * longer the next time. */
-static void changed_before_the_fence(bool queued) {
-    configure(&(struct settings){.no_parallel = true});
+static void changed_before_the_fence(enum gpu_kind kind, bool queued, const char *chunk) {
+    configure(&(struct settings){.no_parallel = true, .chunk = chunk});
     gpu_settings("DELAY_US=2000");
     gpu_begin();
     daemon_start();
-    struct gpu_memory memory = gpu_alloc(GPU_LEGACY, BYTES), other = gpu_alloc(GPU_MAPPED, BYTES);
+    struct gpu_memory memory = gpu_alloc(kind, BYTES), other = gpu_alloc(GPU_MAPPED, BYTES);
+    CLEANUP(freep) uint64_t *host = calloc(WORDS, 8);
+    const char *reason;
     void *words = NULL;
     CU(gpu.cuMemHostAlloc(&words, BYTES, 0));
     gpu_words_fill(memory.at, WORDS, 1);
@@ -217,6 +219,7 @@ static void changed_before_the_fence(bool queued) {
     ckpt *c = job_open("check");
     protect_words(c, "innocent", gpu_pointer(other.at), WORDS, 0);
     protect_words(c, "changed", gpu_pointer(memory.at), WORDS, 0);
+    protect_words(c, "host", host, WORDS, 0);
     struct ckpt_save_options options;
     CKPT_INIT(options);
     options.check = 1;
@@ -226,6 +229,7 @@ static void changed_before_the_fence(bool queued) {
         CHECK(change_ms < 30000);
         CHECK_OK(ckpt_save(c, step, &options)); /* nothing changes */
         CHECK_OK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT));
+        CHECK(pushes(c, &reason) == (kind == GPU_CLOSED));
         CHECK_OK(ckpt_save(c, step + 1, &options));
         for (uint64_t end = now_ms() + change_ms; now_ms() < end;)
             if (queued)
@@ -248,7 +252,16 @@ static void changed_before_the_fence(bool queued) {
     CHECK_OK(ckpt_wait(c, step, CKPT_LOCAL, CKPT_VERSION, CKPT_DEFAULT_TIMEOUT));
     ckpt_restore *restore = restore_step(c, step);
     restore_words_check(restore, "changed", WORDS, 3);
+    restore_words_check(restore, "innocent", WORDS, 2);
     ckpt_restore_close(restore);
+    /* Who dies or goes away before the fence keeps nobody waiting. */
+    CHECK_OK(ckpt_save(c, step + 1, &options));
+    daemon_kill();
+    CHECK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT) < 0);
+    daemon_start();
+    EVENTUALLY(ckpt_save(c, step + 2, &options) == CKPT_OK); /* the old one's socket may outlive it for a moment */
+    CHECK_OK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT));
+    CHECK_OK(ckpt_save(c, step + 3, &options));
     CHECK_OK(ckpt_close(c));
     CU(gpu.cuMemFreeHost(words));
     gpu_free(&memory);
@@ -256,20 +269,43 @@ static void changed_before_the_fence(bool queued) {
     finish();
 }
 
-static void check_finds_changed_memory(void) { changed_before_the_fence(false); }
+static void check_finds_changed_memory(void) { changed_before_the_fence(GPU_LEGACY, false, NULL); }
+static void check_of_a_push(void) { changed_before_the_fence(GPU_CLOSED, false, NULL); }
+static void check_of_a_push_of_one_chunk(void) { changed_before_the_fence(GPU_CLOSED, false, "4M"); }
 
 static void check_waits_for_what_is_queued(void) {
     gpu_need_standin();
-    changed_before_the_fence(true);
+    changed_before_the_fence(GPU_LEGACY, true, NULL);
+}
+
+/* A step may compute for long between its save and its fence: a push that waits for that is not given up as one whose
+ * client is silent. */
+static void checked_push_waits_for_its_fence(void) {
+    configure(&(struct settings){.no_parallel = true, .deadlines = "capture_s = 1"});
+    gpu_begin();
+    daemon_start();
+    struct gpu_memory memory = gpu_alloc(GPU_CLOSED, BYTES);
+    gpu_words_fill(memory.at, WORDS, 1);
+    ckpt *c = job_open("late");
+    protect_words(c, "weights", gpu_pointer(memory.at), WORDS, 0);
+    struct ckpt_save_options options;
+    CKPT_INIT(options);
+    options.check = 1;
+    CHECK_OK(ckpt_save(c, 1, &options));
+    pause_ms(1500);
+    CHECK_OK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT));
+    CHECK_OK(ckpt_close(c));
+    gpu_free(&memory);
+    finish();
 }
 
 /* What is eager may change after the save, however large it is. */
-static void check_of_eager_memory(void) {
+static void check_of_eager(enum gpu_kind kind) {
     enum { LARGE = MIB(17) / 8 };
     configure(&(struct settings){.no_parallel = true, .pool = "256M"});
     gpu_begin();
     daemon_start();
-    struct gpu_memory small = gpu_alloc(GPU_LEGACY, BYTES), large = gpu_alloc(GPU_LEGACY, LARGE * 8);
+    struct gpu_memory small = gpu_alloc(GPU_LEGACY, BYTES), large = gpu_alloc(kind, LARGE * 8);
     CLEANUP(freep) uint64_t *host = malloc(LARGE * 8);
     ckpt *c = job_open("eager");
     protect_words(c, "small", gpu_pointer(small.at), WORDS, CKPT_EAGER);
@@ -299,6 +335,9 @@ static void check_of_eager_memory(void) {
     gpu_free(&large);
     finish();
 }
+
+static void check_of_eager_memory(void) { check_of_eager(GPU_LEGACY); }
+static void check_of_eager_memory_that_is_pushed(void) { check_of_eager(GPU_CLOSED); }
 
 /* ---- shapes ---- */
 
@@ -760,6 +799,10 @@ static const struct test tests[] = {
     TEST(check_finds_changed_memory),
     TEST(check_waits_for_what_is_queued),
     TEST(check_of_eager_memory),
+    TEST(check_of_eager_memory_that_is_pushed),
+    TEST(check_of_a_push),
+    TEST(check_of_a_push_of_one_chunk),
+    TEST(checked_push_waits_for_its_fence),
     TEST(views_of_device_memory),
     TEST(views_that_are_pushed),
     TEST(memory_is_given_back),

@@ -235,8 +235,8 @@ class Checkpointer:
         optimizer state and `fenced` objects must not change before the fence, all else may.
 
         ``to``: the deepest level wanted. ``urgent``: wait instead of skipping, before preemption. ``check``: the fence
-        looks whether the memory changed after all, and drops the version if so; not while ``info().push``.
-        CheckpointError for the program's mistakes; what storage or the daemon do wrong is logged (see ``on_failure``).
+        looks whether the memory changed after all, and drops the version if so. CheckpointError for the program's
+        mistakes; what storage or the daemon do wrong is logged (see ``on_failure``).
         """
         with self._lock:
             handle = self._open_handle()
