@@ -35,22 +35,39 @@ void sessions_withdraw(struct server *server, const struct job *job) {
             session_withdraw(session);
 }
 
+static void taken_start(struct session *session);
+
+/* Its save has not come; or it has, and the client has taken the next admission since. */
+static void taken_elapsed(struct loop_op *op) {
+    struct session *session = CONTAINER_OF(op, struct session, taken);
+    if (session->taken_ns && loop_now(session->server->loop) - session->taken_ns >= TAKEN_MAX_NS)
+        session_withdraw(session);
+    else if (session->taken_ns)
+        taken_start(session);
+    session_unhold(session);
+}
+
+static void taken_start(struct session *session) {
+    if (loop_op_busy(&session->taken))
+        return;
+    session_hold(session);
+    loop_timer(session->server->loop, &session->taken, session->taken_ns + TAKEN_MAX_NS, taken_elapsed);
+}
+
 bool sessions_withdraw_one(struct server *server) {
     struct session *session = NULL;
     if (!server->admissions)
         return false;
-    uint64_t now = loop_now(server->loop);
     while ((session = session_next(server, session))) {
         if (!session->admission)
             continue;
-        if (!word_withdraw(session->word->page)) {
-            if (!session->taken_ns)
-                session->taken_ns = now;
-            if (now - session->taken_ns < TAKEN_MAX_NS)
-                continue;
+        if (word_withdraw(session->word->page)) {
+            session_withdraw(session);
+            return true;
         }
-        session_withdraw(session);
-        return true;
+        if (!session->taken_ns)
+            session->taken_ns = loop_now(server->loop);
+        taken_start(session);
     }
     return false;
 }

@@ -68,7 +68,8 @@ struct session {
     struct pending_save save;
     uint64_t admissible; /* the size of the image that the client may save without asking; 0: none yet of this set */
     uint64_t admission;  /* bytes of the pool kept for it */
-    uint64_t taken_ns;   /* when it was first seen that the client has taken it; 0: it was not */
+    uint64_t taken_ns;   /* when others first missed what the client has taken of it; 0: they have not */
+    struct loop_op taken;
     uint32_t last_looks; /* for words of a client that has died */
     bool has_tier_step;
     uint64_t tier_step; /* this rank's newest part of this run that tiers held at open */

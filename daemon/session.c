@@ -214,7 +214,8 @@ void session_end(struct session *session, const char *why) {
         part_session_gone(STEAL(session->part));
     pool_unwait(server->pool, &session->save.waiter);
     session->save.active = false;
-    struct loop_op *operations[] = {&session->receive, &session->send, &session->death, &session->save.timer};
+    struct loop_op *operations[] = {&session->receive, &session->send, &session->death, &session->save.timer,
+                                    &session->taken};
     for (size_t i = 0; i < ARRAY_SIZE(operations); i++)
         loop_cancel(server->loop, operations[i]);
     struct wait *wait;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Room is kept for the next save, so that it need not wait for an answer; and is given up to whoever needs it. */
+#include "proto/word.h"
 #include "tests/functional/peer.h"
 #include "tests/functional/support.h"
 
@@ -114,6 +115,39 @@ static void kept_room_is_for_who_restores(void) {
     CHECK_OK(ckpt_close(again));
 }
 
+/* The word's page of this process's only session. */
+static struct word_page *own_page(void) {
+    char line[512];
+    unsigned long begin = 0;
+    FILE *maps = fopen("/proc/self/maps", "re");
+    CHECK(maps);
+    while (!begin && fgets(line, sizeof line, maps))
+        if (strstr(line, "memfd:ckptd-word"))
+            begin = strtoul(line, NULL, 16);
+    (void)fclose(maps);
+    CHECK(begin);
+    return (struct word_page *)begin; /* NOLINT(performance-no-int-to-ptr) */
+}
+
+/* One that stopped between taking the room and sending its save keeps nobody waiting for long. */
+static void room_taken_by_who_then_stops(void) {
+    configure(&(struct settings){.pool = "64M", .no_parallel = true});
+    daemon_start();
+    struct program stopped = program_new("stopped", LARGE / 8);
+    settle(&stopped, 1);
+    struct word_page *page = own_page();
+    EVENTUALLY(word_take_admission(page, 1));
+    struct program other = program_new("other", LARGE / 8);
+    struct ckpt_save_options options;
+    CKPT_INIT(options);
+    options.busy_timeout_ms = PATIENCE_MS;
+    CHECK_OK(ckpt_save(other.ckpt, 1, &options));
+    settle(&other, 2);
+    settle(&stopped, 2);
+    program_end(&other);
+    program_end(&stopped);
+}
+
 /* Where tiers are slower than saves, some are skipped; those that were accepted are there. */
 static void accepted_or_skipped_never_lost(void) {
     enum { STEPS = 60 };
@@ -164,9 +198,13 @@ static void pretended_admission(void) {
 
 int main(int argc, char **argv) {
     const struct test tests[] = {
-        TEST(save_does_not_wait_for_the_daemon), TEST(daemon_that_dies_loses_the_save),
-        TEST(kept_room_is_for_who_saves_first),  TEST(kept_room_is_for_who_restores),
-        TEST(accepted_or_skipped_never_lost),    TEST(pretended_admission),
+        TEST(save_does_not_wait_for_the_daemon),
+        TEST(daemon_that_dies_loses_the_save),
+        TEST(kept_room_is_for_who_saves_first),
+        TEST(kept_room_is_for_who_restores),
+        TEST(room_taken_by_who_then_stops),
+        TEST(accepted_or_skipped_never_lost),
+        TEST(pretended_admission),
     };
     return tests_run(tests, ARRAY_SIZE(tests), argc, argv);
 }
