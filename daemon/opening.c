@@ -134,7 +134,7 @@ static void find_tier_step(struct opening *opening) {
         (void)survey_enter(&opening->survey, i);
         struct tier_entries entries = {0};
         layout_generation(job->directory, opening->claim.record.generation, path);
-        if (tier_list(job->lanes[i]->tier, path, &entries) != 0)
+        if (tier_list_names(job->lanes[i]->tier, path, &entries) != 0)
             continue;
         for (size_t e = 0; e < entries.count; e++) {
             struct tier_entry ignored;

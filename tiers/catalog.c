@@ -30,7 +30,7 @@ static int list(const struct scan *scan, const char *path, struct tier_entries *
     int r = scan->fresh ? tier_sync_directory(scan->tier, path) : 0;
     if (r == -ENOENT)
         return TIER_E_ABSENT;
-    return r ? r : tier_list(scan->tier, path, ret_entries);
+    return r ? r : tier_list_names(scan->tier, path, ret_entries);
 }
 
 static void note_bad(struct scan *scan, const char *path, const char *why) {

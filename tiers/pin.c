@@ -23,10 +23,13 @@ static bool pin_name_is_good(const char *name) {
            strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") == length;
 }
 
-static bool pin_expired(struct tier *tier, const char *path, int64_t made_ns, int64_t now_ns) {
+static bool pin_expired(struct tier *tier, const char *path, int64_t now_ns) {
     CLEANUP(freep) char *text = NULL;
     size_t size;
+    struct tier_entry entry;
     int r = tier_read_file(tier, path, PIN_FILE_MAX, &text, &size);
+    if (r == 0)
+        r = tier_stat(tier, path, &entry);
     if (r == TIER_E_ABSENT)
         return true;
     if (r || size < 2 || text[size - 1] != '\n')
@@ -35,7 +38,7 @@ static bool pin_expired(struct tier *tier, const char *path, int64_t made_ns, in
     uint64_t expiry_ns;
     if (!layout_parse_number(text, &expiry_ns))
         return false;
-    return expiry_ns <= INT64_MAX && (int64_t)expiry_ns >= made_ns && (int64_t)expiry_ns <= now_ns;
+    return expiry_ns <= INT64_MAX && (int64_t)expiry_ns >= entry.mtime_ns && (int64_t)expiry_ns <= now_ns;
 }
 
 bool pin_holds(struct tier *tier, const char *directory, const struct tier_entries *entries) {
@@ -49,7 +52,7 @@ bool pin_holds(struct tier *tier, const char *directory, const struct tier_entri
             return true;
         if (now_ns == 0 && tier_now(tier, &now_ns) < 0)
             return true;
-        if (!pin_expired(tier, path, entries->items[i].mtime_ns, now_ns))
+        if (!pin_expired(tier, path, now_ns))
             return true;
     }
     return false;

@@ -299,7 +299,7 @@ static void entry_from_status(const struct stat *status, struct tier_entry *entr
     entry->mtime_ns = timespec_ns(status->st_mtim);
 }
 
-static int append_entry(struct tier_entries *entries, size_t *capacity, const char *name, const struct stat *status) {
+static int append_entry(struct tier_entries *entries, size_t *capacity, const char *name, struct tier_entry entry) {
     if (entries->count == TIER_ENTRIES_MAX)
         return -E2BIG;
     if (entries->count == *capacity) {
@@ -310,12 +310,10 @@ static int append_entry(struct tier_entries *entries, size_t *capacity, const ch
         entries->items = items;
         *capacity = larger;
     }
-    struct tier_entry *entry = &entries->items[entries->count];
-    entry->name = strdup(name);
-    if (!entry->name)
+    entry.name = strdup(name);
+    if (!entry.name)
         return -ENOMEM;
-    entry_from_status(status, entry);
-    entries->count++;
+    entries->items[entries->count++] = entry;
     return 0;
 }
 
@@ -324,7 +322,7 @@ static void closedirp(DIR **directory) {
         closedir(*directory);
 }
 
-static int posix_list(void *self, const char *path, struct tier_entries *ret_entries) {
+static int list_entries(void *self, const char *path, bool names_only, struct tier_entries *ret_entries) {
     CLEANUP(closep) int fd = open_directory(self, path);
     if (fd < 0)
         return absent_or_errno();
@@ -341,13 +339,17 @@ static int posix_list(void *self, const char *path, struct tier_entries *ret_ent
             break;
         if (strcmp(found->d_name, ".") == 0 || strcmp(found->d_name, "..") == 0)
             continue;
+        struct tier_entry entry = {.is_directory = found->d_type == DT_DIR};
         struct stat status;
-        if (fstatat(dirfd(directory), found->d_name, &status, AT_SYMLINK_NOFOLLOW) < 0) {
-            if (errno == ENOENT) /* somebody renamed or removed it meanwhile */
+        if (!names_only || found->d_type == DT_UNKNOWN) {
+            if (fstatat(dirfd(directory), found->d_name, &status, AT_SYMLINK_NOFOLLOW) == 0)
+                entry_from_status(&status, &entry);
+            else if (errno == ENOENT) /* somebody renamed or removed it meanwhile */
                 continue;
-            return -errno;
+            else
+                return -errno;
         }
-        int r = append_entry(&entries, &capacity, found->d_name, &status);
+        int r = append_entry(&entries, &capacity, found->d_name, entry);
         if (r)
             return r;
     }
@@ -356,6 +358,14 @@ static int posix_list(void *self, const char *path, struct tier_entries *ret_ent
     *ret_entries = entries;
     entries = (struct tier_entries){0};
     return 0;
+}
+
+static int posix_list(void *self, const char *path, struct tier_entries *ret_entries) {
+    return list_entries(self, path, false, ret_entries);
+}
+
+static int posix_list_names(void *self, const char *path, struct tier_entries *ret_entries) {
+    return list_entries(self, path, true, ret_entries);
 }
 
 static int posix_stat(void *self, const char *path, struct tier_entry *ret_entry) {
@@ -428,6 +438,7 @@ static const struct tier_ops posix_ops = {
     .remove_directory = posix_remove_directory,
     .sync_directory = posix_sync_directory,
     .list = posix_list,
+    .list_names = posix_list_names,
     .stat = posix_stat,
     .touch = posix_touch,
     .now = posix_now,

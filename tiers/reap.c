@@ -59,7 +59,7 @@ static bool may_be_in_use(const struct reap *reap, const char *name, uint32_t ra
 
 static int reap_version(struct reap *reap, const char *directory, bool is_dead) {
     CLEANUP(tier_entries_deinit) struct tier_entries entries = {0};
-    int r = tier_list(reap->tier, directory, &entries);
+    int r = tier_list_names(reap->tier, directory, &entries);
     if (r)
         return r < 0 ? tier_problem(reap->problem, reap->tier, r, "list", directory) : 0;
     for (size_t i = 0; i < entries.count; i++) {
@@ -80,7 +80,7 @@ static int reap_generation(struct reap *reap, const char *job, uint64_t generati
     bool is_dead = generation < reap->generation;
     CLEANUP(tier_entries_deinit) struct tier_entries entries = {0};
     layout_generation(job, generation, directory);
-    int r = tier_list(reap->tier, directory, &entries);
+    int r = tier_list_names(reap->tier, directory, &entries);
     if (r)
         return r < 0 ? tier_problem(reap->problem, reap->tier, r, "list", directory) : 0;
     for (size_t i = 0; i < entries.count; i++) {
@@ -104,7 +104,7 @@ int retention_reap(struct tier *tier, const char *job, uint64_t generation, uint
         return r;
     struct reap reap = {.tier = tier, .generation = generation, .rank = rank, .problem = problem};
     CLEANUP(tier_entries_deinit) struct tier_entries entries = {0};
-    r = tier_list(tier, escaped, &entries);
+    r = tier_list_names(tier, escaped, &entries);
     if (r < 0)
         return tier_problem(problem, tier, r, "list", escaped);
     for (size_t i = 0; i < entries.count; i++) {

@@ -232,14 +232,33 @@ static int compare_entries(const void *a, const void *b) {
     return strcmp(left->name, right->name);
 }
 
-int tier_list(struct tier *tier, const char *path, struct tier_entries *ret_entries) {
+typedef int (*lister)(void *self, const char *path, struct tier_entries *ret_entries);
+
+static int list_by(struct tier *tier, lister list, const char *path, struct tier_entries *ret_entries) {
     assert(path_is_plain_or_root(path));
     struct tier_entries entries = {0};
-    int r = answer(tier, tier->ops->list(tier->self, path, &entries));
+    int r = answer(tier, list(tier->self, path, &entries));
     if (r)
         return r;
     if (entries.count)
         qsort(entries.items, entries.count, sizeof *entries.items, compare_entries);
+    *ret_entries = entries;
+    return 0;
+}
+
+int tier_list(struct tier *tier, const char *path, struct tier_entries *ret_entries) {
+    return list_by(tier, tier->ops->list, path, ret_entries);
+}
+
+int tier_list_names(struct tier *tier, const char *path, struct tier_entries *ret_entries) {
+    struct tier_entries entries = {0};
+    int r = list_by(tier, tier->ops->list_names ? tier->ops->list_names : tier->ops->list, path, &entries);
+    if (r)
+        return r;
+    for (size_t i = 0; i < entries.count; i++) { /* whoever looks at them nevertheless learns it from any tier */
+        entries.items[i].size = 0;
+        entries.items[i].mtime_ns = 0;
+    }
     *ret_entries = entries;
     return 0;
 }

@@ -84,10 +84,11 @@ struct tier_ops {
     int (*unlink)(void *self, const char *path);                 /* TIER_E_ABSENT */
     int (*remove_directory)(void *self, const char *path);       /* TIER_E_ABSENT; -ENOTEMPTY */
     int (*sync_directory)(void *self, const char *path);
-    int (*list)(void *self, const char *path, struct tier_entries *ret_entries); /* TIER_E_ABSENT */
-    int (*stat)(void *self, const char *path, struct tier_entry *ret_entry);     /* TIER_E_ABSENT; name not set */
-    int (*touch)(void *self, const char *path);                                  /* mtime = the file system's now */
-    int (*now)(void *self, int64_t *ret_now_ns);                                 /* the file system's clock */
+    int (*list)(void *self, const char *path, struct tier_entries *ret_entries);       /* TIER_E_ABSENT */
+    int (*list_names)(void *self, const char *path, struct tier_entries *ret_entries); /* NULL: list */
+    int (*stat)(void *self, const char *path, struct tier_entry *ret_entry);           /* TIER_E_ABSENT; name not set */
+    int (*touch)(void *self, const char *path);  /* mtime = the file system's now */
+    int (*now)(void *self, int64_t *ret_now_ns); /* the file system's clock */
     int (*space)(void *self, uint64_t *ret_free, uint64_t *ret_total);
     /* Through the loop; as loop_write() and loop_read(). */
     void (*submit_write)(void *self, struct tier_file *file, struct loop *loop, struct loop_group *group,
@@ -166,6 +167,8 @@ int tier_unlink(struct tier *tier, const char *path);
 int tier_remove_directory(struct tier *tier, const char *path);
 int tier_sync_directory(struct tier *tier, const char *path);
 int tier_list(struct tier *tier, const char *path, struct tier_entries *ret_entries);
+/* Without sizes and times, which are 0: so the implementation need not examine each entry. */
+int tier_list_names(struct tier *tier, const char *path, struct tier_entries *ret_entries);
 int tier_stat(struct tier *tier, const char *path, struct tier_entry *ret_entry);
 int tier_touch(struct tier *tier, const char *path);
 int tier_now(struct tier *tier, int64_t *ret_now_ns);

@@ -151,6 +151,16 @@ static void test_names(void **state) {
     assert_int_equal(entries.items[1].size, 5);
     assert_string_equal(entries.items[2].name, "two");
     tier_entries_deinit(&entries);
+    assert_int_equal(tier_list_names(tier, "a/b", &entries), 0);
+    assert_int_equal(entries.count, 3);
+    assert_string_equal(entries.items[0].name, "c");
+    assert_true(entries.items[0].is_directory);
+    assert_string_equal(entries.items[1].name, "four");
+    assert_false(entries.items[1].is_directory);
+    assert_int_equal(entries.items[1].size, 0);
+    assert_int_equal(entries.items[1].mtime_ns, 0);
+    tier_entries_deinit(&entries);
+    assert_int_equal(tier_list_names(tier, "no", &entries), TIER_E_ABSENT);
 
     assert_int_equal(tier_rename(tier, "a/b", "moved"), 0);
     assert_text(tier, "moved/four", "three");
@@ -396,6 +406,7 @@ static void test_posix_strangers(void **state) {
     snprintf(path, sizeof path, "%s/t/directory-link", sandbox.path);
     assert_int_equal(symlink("/etc", path), 0);
     assert_true(tier_list(tier, "directory-link", &entries) < 0);
+    assert_true(tier_list_names(tier, "directory-link", &entries) < 0);
     tier_free(tier);
     sandbox_deinit(&sandbox);
 }
