@@ -23,7 +23,8 @@ struct scan {
     const char *escaped; /* the directory */
     struct catalog *catalog;
     size_t version_capacity, generation_capacity;
-    bool fresh; /* directories are synced before they are listed */
+    bool fresh;     /* directories are synced before they are listed */
+    bool runs_only; /* versions are not looked at */
 };
 
 static int list(const struct scan *scan, const char *path, struct tier_entries *ret_entries) {
@@ -218,7 +219,7 @@ static int scan_generation(struct scan *scan, uint64_t number) {
         } else if (strcmp(entry->name, "run-ended") == 0) {
             generation.run_ended = true;
         } else if (entry->is_directory && layout_parse_number(entry->name, &id.step)) {
-            r = scan_version(scan, id);
+            r = scan->runs_only ? 0 : scan_version(scan, id);
         } else if (!ends_in(entry->name, ".tmp")) {
             child_path(directory, entry->name, path);
             note_bad(scan, path, "this is nothing that belongs here");
@@ -239,7 +240,7 @@ static int compare_generations(const void *a, const void *b) {
     return left < right ? -1 : left > right;
 }
 
-static int scan_job(struct tier *tier, const char *job, bool fresh, struct catalog *ret_catalog,
+static int scan_job(struct tier *tier, const char *job, bool fresh, bool runs_only, struct catalog *ret_catalog,
                     struct problem *problem) {
     char escaped[256], path[TIER_PATH_MAX];
     int r = job_escape(job, escaped, problem);
@@ -247,7 +248,8 @@ static int scan_job(struct tier *tier, const char *job, bool fresh, struct catal
         return r;
     CLEANUP(tier_entries_deinit) struct tier_entries entries = {0};
     CLEANUP(catalog_deinit) struct catalog catalog = {0};
-    struct scan scan = {.tier = tier, .job = job, .escaped = escaped, .catalog = &catalog, .fresh = fresh};
+    struct scan scan = {
+        .tier = tier, .job = job, .escaped = escaped, .catalog = &catalog, .fresh = fresh, .runs_only = runs_only};
     r = fresh ? tier_sync_directory(tier, "") : 0;
     if (r == 0)
         r = list(&scan, escaped, &entries);
@@ -276,11 +278,15 @@ static int scan_job(struct tier *tier, const char *job, bool fresh, struct catal
 }
 
 int catalog_scan(struct tier *tier, const char *job, struct catalog *ret_catalog, struct problem *problem) {
-    return scan_job(tier, job, false, ret_catalog, problem);
+    return scan_job(tier, job, false, false, ret_catalog, problem);
 }
 
 int catalog_scan_fresh(struct tier *tier, const char *job, struct catalog *ret_catalog, struct problem *problem) {
-    return scan_job(tier, job, true, ret_catalog, problem);
+    return scan_job(tier, job, true, false, ret_catalog, problem);
+}
+
+int catalog_scan_runs(struct tier *tier, const char *job, struct catalog *ret_catalog, struct problem *problem) {
+    return scan_job(tier, job, false, true, ret_catalog, problem);
 }
 
 void catalog_deinit(struct catalog *catalog) {

@@ -54,6 +54,9 @@ int catalog_scan(struct tier *tier, const char *job, struct catalog *ret_catalog
  * file system asks the server instead of its own cache, which may lack what other nodes made lately. */
 int catalog_scan_fresh(struct tier *tier, const char *job, struct catalog *ret_catalog,
                        struct problem *problem) MUST_CHECK;
+/* Only generations, with who holds them: no version is looked at. */
+int catalog_scan_runs(struct tier *tier, const char *job, struct catalog *ret_catalog,
+                      struct problem *problem) MUST_CHECK;
 void catalog_deinit(struct catalog *catalog);
 /* Names (unescaped) of all jobs under the root. */
 int catalog_jobs(struct tier *tier, char ***ret_jobs, size_t *ret_count, struct problem *problem) MUST_CHECK;

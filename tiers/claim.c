@@ -64,7 +64,7 @@ static int look_at_decider(struct claim *claim) {
     const struct claim_request *request = claim->request;
     forget(claim);
     enter(claim, request->decider);
-    return catalog_scan(request->decider, request->job, decider_catalog(claim), claim->problem);
+    return catalog_scan_runs(request->decider, request->job, decider_catalog(claim), claim->problem);
 }
 
 /* Alive, by the heartbeat or by its process. -errno, 0, or 1; *ret_here: its process is alive on this host. */

@@ -479,6 +479,10 @@ static void test_strangers(void **state) {
     assert_true(catalog.versions[0].complete);
     assert_int_equal(catalog.generation_count, 1);
     catalog_deinit(&catalog);
+    assert_int_equal(catalog_scan_runs(tier, TEST_JOB, &catalog, NULL), 0);
+    assert_int_equal(catalog.generation_count, 1);
+    assert_int_equal(catalog.version_count, 0); /* who holds it is all that was asked */
+    catalog_deinit(&catalog);
 }
 
 static void test_condemn_and_repair(void **state) {
