@@ -128,13 +128,18 @@ static void on_signal(int number) { interrupted = 1; }
 
 bool ctl_interrupted(void) { return interrupted != 0; }
 
-int ctl_fail(enum status status, const char *format, ...) {
-    va_list arguments;
-    va_start(arguments, format);
+static void say(const char *format, va_list arguments) __attribute__((format(printf, 1, 0)));
+static void say(const char *format, va_list arguments) {
     fflush(stdout);
     fputs("ckptctl: ", stderr);
     vfprintf(stderr, format, arguments);
     fputc('\n', stderr);
+}
+
+int ctl_fail(enum status status, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    say(format, arguments);
     va_end(arguments);
     return status;
 }
@@ -142,10 +147,7 @@ int ctl_fail(enum status status, const char *format, ...) {
 void ctl_warn(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    fflush(stdout);
-    fputs("ckptctl: ", stderr);
-    vfprintf(stderr, format, arguments);
-    fputc('\n', stderr);
+    say(format, arguments);
     va_end(arguments);
 }
 
