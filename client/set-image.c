@@ -120,18 +120,8 @@ static int add_alias(struct building *building, const struct set *set, const str
     const struct set_tensor *target = set_find_tensor(set, alias->target);
     if (!target)
         return CKPT_OK;
-    struct shard record = {
-        .name = alias->key + 1,
-        .target = target->key + 1,
-        .dtype = target->dtype,
-        .flags = SHARD_ALIAS | (set_tensor_is_local(target) ? SHARD_RANK_LOCAL : 0),
-        .area = SHARDS_AREA_PRIVATE,
-        .contiguous = true,
-        .replica_count = 1,
-    };
-    record.geometry.dims = target->dims;
-    memcpy(record.geometry.shape, target->shape, target->dims * sizeof(uint64_t));
-    memcpy(record.geometry.extent, target->shape, target->dims * sizeof(uint64_t));
+    struct shard record;
+    set_alias_shard(alias->key + 1, target, &record);
     return table_add(building, &record);
 }
 

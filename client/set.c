@@ -379,6 +379,21 @@ int set_add(struct set *set, const struct ckpt_shard *given, int device, uint64_
     return CKPT_OK;
 }
 
+void set_alias_shard(const char *alias, const struct set_tensor *target, struct shard *ret_shard) {
+    *ret_shard = (struct shard){
+        .name = alias,
+        .target = target->key + 1,
+        .dtype = target->dtype,
+        .flags = SHARD_ALIAS | (set_tensor_is_local(target) ? SHARD_RANK_LOCAL : 0),
+        .area = SHARDS_AREA_PRIVATE,
+        .contiguous = true,
+        .replica_count = 1,
+    };
+    ret_shard->geometry.dims = target->dims;
+    memcpy(ret_shard->geometry.shape, target->shape, target->dims * sizeof(uint64_t));
+    memcpy(ret_shard->geometry.extent, target->shape, target->dims * sizeof(uint64_t));
+}
+
 int set_alias(struct set *set, const char *alias, const char *name) {
     if (!alias || !name)
         return error_set(CKPT_E_INVALID, "alias: a name is NULL");
@@ -401,15 +416,8 @@ int set_alias(struct set *set, const char *alias, const char *name) {
             return error_set(CKPT_E_NOT_FOUND, "alias %s: the tensor behind %s is protected no longer", alias, name);
     }
 
-    struct shard record = {
-        .name = alias,
-        .target = target->key + 1,
-        .dtype = target->dtype,
-        .flags = SHARD_ALIAS | (set_tensor_is_local(target) ? SHARD_RANK_LOCAL : 0),
-        .area = SHARDS_AREA_PRIVATE,
-        .contiguous = true,
-        .replica_count = 1,
-    };
+    struct shard record;
+    set_alias_shard(alias, target, &record);
     struct problem problem = PROBLEM_NONE;
     int r = shard_check(&record, &problem);
     if (r < 0)

@@ -82,6 +82,8 @@ const char *set_name(const struct set_shard *shard);
 /* By key: 'G' or 'L' (rank-local), then the name. NULL: none. */
 struct set_tensor *set_find_tensor(const struct set *set, const char *key);
 static inline bool set_tensor_is_local(const struct set_tensor *tensor) { return tensor->key[0] == 'L'; }
+/* What the table says of an alias. */
+void set_alias_shard(const char *alias, const struct set_tensor *target, struct shard *ret_shard);
 /* NULL if contiguous. */
 const int64_t *set_stride(const struct set_shard *shard);
 /* Eager, stored, and small enough to be copied inside save. */
@@ -92,7 +94,7 @@ bool set_is_stored(const struct set_shard *shard);
 struct set_image {
     struct shards *shards;
     struct image_layout layout;
-    int8_t *devices; /* of each shard of the table, or DEVICE_HOST; NULL: all lie in host memory */
+    int8_t *devices;             /* of each shard of the table, or DEVICE_HOST; NULL: all lie in host memory */
     bool on_device[DEVICES_MAX]; /* some of them lie there */
 };
 
