@@ -17,11 +17,7 @@
 
 static const char *const tiers[] = {"local", "parallel"};
 
-static void check_step(ckpt *c, uint64_t step) {
-    ckpt_restore *r = restore_of(c, step);
-    restore_words_check(r, "words", WORDS, step);
-    ckpt_restore_close(r);
-}
+static void check_step(ckpt *c, uint64_t step) { words_check_step(c, step, WORDS, step); }
 
 /* verify finds nothing bad, in any of the two roots. */
 static void check_verified(const char *job) {

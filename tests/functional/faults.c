@@ -11,11 +11,7 @@
 
 static uint64_t words[WORDS];
 
-static ckpt *open_protected(const char *job) {
-    ckpt *c = job_open(job);
-    CHECK_OK(ckpt_protect_array(c, "words", CKPT_U64, words, WORDS));
-    return c;
-}
+static ckpt *open_protected(const char *job) { return words_open(job, words, WORDS); }
 
 static void save_words(ckpt *c, uint64_t step) {
     CHECK_OK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT));

@@ -10,11 +10,7 @@
 
 static uint64_t words[WORDS];
 
-static ckpt *open_protected(const char *job) {
-    ckpt *c = job_open(job);
-    CHECK_OK(ckpt_protect_array(c, "words", CKPT_U64, words, WORDS));
-    return c;
-}
+static ckpt *open_protected(const char *job) { return words_open(job, words, WORDS); }
 
 static void save_words(ckpt *c, uint64_t step, uint64_t seed, uint32_t level) {
     CHECK_OK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT));
@@ -136,9 +132,7 @@ static void older_step_then_forward(void) {
     CKPT_INIT(info);
     CHECK_OK(ckpt_get_info(c, &info));
     CHECK(info.generation == 2 && info.resumes && info.resume_generation == 1 && info.resume_step == 5);
-    ckpt_restore *r = restore_of(c, 2);
-    restore_words_check(r, "words", WORDS, 2);
-    ckpt_restore_close(r);
+    words_check_step(c, 2, WORDS, 2);
     save_words(c, 3, 103, CKPT_GLOBAL);
     check_newest(c, 3, 103); /* after the first save: the greatest now */
     save_words(c, 4, 104, CKPT_GLOBAL);
@@ -148,6 +142,7 @@ static void older_step_then_forward(void) {
     CHECK_OK(ckpt_get_info(c, &info));
     CHECK(info.resume_generation == 2 && info.resume_step == 4);
     check_newest(c, 4, 104);
+    ckpt_restore *r = NULL;
     struct ckpt_restore_options options;
     CKPT_INIT(options);
     options.which = CKPT_RESTORE_EXACT;

@@ -18,6 +18,12 @@ ckpt *rank_open(const char *job, uint32_t rank, uint32_t world, const char *run_
 
 ckpt *job_open(const char *job) { return rank_open(job, 0, 1, NULL); }
 
+ckpt *words_open(const char *job, const uint64_t *words, size_t count) {
+    ckpt *c = job_open(job);
+    CHECK_OK(ckpt_protect_array(c, "words", CKPT_U64, words, count));
+    return c;
+}
+
 void save_captured(ckpt *c, uint64_t step) {
     CHECK_OK(ckpt_save(c, step, NULL));
     CHECK_OK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT));
@@ -80,4 +86,10 @@ void restore_words_check(ckpt_restore *r, const char *name, size_t count, uint64
     CHECK_OK(restore_array(r, name, CKPT_U64, words, count));
     words_check(words, count, seed);
     free(words);
+}
+
+void words_check_step(ckpt *c, uint64_t step, size_t count, uint64_t seed) {
+    ckpt_restore *r = restore_of(c, step);
+    restore_words_check(r, "words", count, seed);
+    ckpt_restore_close(r);
 }

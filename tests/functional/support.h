@@ -166,6 +166,8 @@ void *shared_memory(size_t size);
 ckpt *job_open(const char *job);
 /* Fails unless it gives `expected`; NULL if that is not CKPT_OK. */
 ckpt *rank_open(const char *job, uint32_t rank, uint32_t world, const char *run_id);
+/* Opens the job, with the array protected as "words". */
+ckpt *words_open(const char *job, const uint64_t *words, size_t count);
 /* Accepted, and captured. */
 void save_captured(ckpt *c, uint64_t step);
 /* Accepted, captured, and complete at the level. */
@@ -182,3 +184,5 @@ ckpt_restore *restore_of(ckpt *c, uint64_t step);
 int restore_array(ckpt_restore *r, const char *name, uint32_t dtype, void *data, uint64_t count);
 /* The tensor of U64 words holds what words_fill(seed) gives. */
 void restore_words_check(ckpt_restore *r, const char *name, size_t count, uint64_t seed);
+/* So does "words" of the step's version. */
+void words_check_step(ckpt *c, uint64_t step, size_t count, uint64_t seed);

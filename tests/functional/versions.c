@@ -6,11 +6,7 @@
 
 uint64_t words[WORDS];
 
-ckpt *open_protected(const char *job) {
-    ckpt *c = job_open(job);
-    CHECK_OK(ckpt_protect_array(c, "words", CKPT_U64, words, WORDS));
-    return c;
-}
+ckpt *open_protected(const char *job) { return words_open(job, words, WORDS); }
 
 void save_words(ckpt *c, uint64_t step) {
     CHECK_OK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT));

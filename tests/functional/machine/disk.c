@@ -18,11 +18,7 @@
 
 static uint64_t words[WORDS];
 
-static ckpt *open_protected(const char *job) {
-    ckpt *c = job_open(job);
-    CHECK_OK(ckpt_protect_array(c, "words", CKPT_U64, words, WORDS));
-    return c;
-}
+static ckpt *open_protected(const char *job) { return words_open(job, words, WORDS); }
 
 static void save_global(ckpt *c, uint64_t step) {
     words_fill(words, WORDS, step);

@@ -75,11 +75,7 @@ static void hang(void) {
 
 static void unhang(void) { process_signal(server, SIGCONT); }
 
-static ckpt *open_protected(const char *job) {
-    ckpt *c = job_open(job);
-    CHECK_OK(ckpt_protect_array(c, "words", CKPT_U64, words, WORDS));
-    return c;
-}
+static ckpt *open_protected(const char *job) { return words_open(job, words, WORDS); }
 
 static void save(ckpt *c, uint64_t step, uint32_t level) {
     CHECK_OK(ckpt_fence(c, CKPT_DEFAULT_TIMEOUT));
@@ -87,11 +83,7 @@ static void save(ckpt *c, uint64_t step, uint32_t level) {
     save_durable(c, step, level);
 }
 
-static void check_step(ckpt *c, uint64_t step) {
-    ckpt_restore *r = restore_of(c, step);
-    restore_words_check(r, "words", WORDS, step);
-    ckpt_restore_close(r);
-}
+static void check_step(ckpt *c, uint64_t step) { words_check_step(c, step, WORDS, step); }
 
 static bool complains(unsigned tier, const char *about) {
     char key[32];
