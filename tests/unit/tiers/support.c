@@ -213,3 +213,23 @@ int read_back(struct tier *tier, const struct part_plan *plan, struct problem *p
         r = tier_problem(problem, tier, closed, "close", path);
     return r;
 }
+
+struct tier_fixture *tier_fixture_new(void **state) {
+    struct tier_fixture *fixture = calloc(1, sizeof *fixture);
+    assert_non_null(fixture);
+    sandbox_init(&fixture->sandbox);
+    *state = fixture;
+    return fixture;
+}
+
+int tier_fixture_free(void **state) {
+    struct tier_fixture *fixture = *state;
+    tier_free(fixture->tier);
+    sandbox_deinit(&fixture->sandbox);
+    free(fixture);
+    return 0;
+}
+
+struct tier *tier_of(void **state) {
+    return ((struct tier_fixture *)*state)->tier;
+}

@@ -61,3 +61,13 @@ int complete_version(struct tier *tier, struct version_id version, struct proble
 void make_version(struct tier *tier, struct version_id version, uint32_t world);
 /* Reads every chunk and compares with the bytes that must be there. 0, or the first error. */
 int read_back(struct tier *tier, const struct part_plan *plan, struct problem *problem);
+
+/* What most tests have: a tier in a sandbox. */
+struct tier_fixture {
+    struct sandbox sandbox;
+    struct tier *tier;
+};
+struct tier_fixture *tier_fixture_new(void **state);
+/* cmocka's teardown. */
+int tier_fixture_free(void **state);
+struct tier *tier_of(void **state);

@@ -10,32 +10,14 @@
 static const struct version_id version = {1, 20};
 static const struct version_id older = {1, 10};
 
-struct fixture {
-    struct sandbox sandbox;
-    struct tier *tier;
-};
-
 static int setup(void **state) {
-    struct fixture *fixture = calloc(1, sizeof *fixture);
-    assert_non_null(fixture);
-    sandbox_init(&fixture->sandbox);
+    struct tier_fixture *fixture = tier_fixture_new(state);
     fixture->tier = new_posix(&fixture->sandbox, "t");
-    *state = fixture;
     return 0;
 }
-
-static int teardown(void **state) {
-    struct fixture *fixture = *state;
-    tier_free(fixture->tier);
-    sandbox_deinit(&fixture->sandbox);
-    free(fixture);
-    return 0;
-}
-
-static struct tier *tier_of(void **state) { return ((struct fixture *)*state)->tier; }
 
 static void file_of(void **state, const char *file, char ret_path[512]) {
-    sandbox_file(&((struct fixture *)*state)->sandbox, "t", version, file, ret_path);
+    sandbox_file(&((struct tier_fixture *)*state)->sandbox, "t", version, file, ret_path);
 }
 
 static bool is_complete(struct tier *tier, struct version_id id) {
@@ -326,7 +308,7 @@ static void test_fail_everywhere(void **state) {
 }
 
 static void test_fail_everywhere_posix(void **state) {
-    struct fixture *fixture = *state;
+    struct tier_fixture *fixture = *state;
     fail_everywhere(&fixture->sandbox, "eio", "", CODEC_RAW);
     fail_everywhere(&fixture->sandbox, "flip", "", CODEC_LZ4);
 }
@@ -440,7 +422,7 @@ static void test_lost_data(void **state) {
 
 /* A version that lies in the directory of another is bad, whatever its files say. */
 static void test_moved(void **state) {
-    struct fixture *fixture = *state;
+    struct tier_fixture *fixture = *state;
     struct tier *tier = fixture->tier;
     make_version(tier, version, 1);
     char from[512], to[512];
@@ -486,7 +468,7 @@ static void test_strangers(void **state) {
 }
 
 static void test_condemn_and_repair(void **state) {
-    struct fixture *fixture = *state;
+    struct tier_fixture *fixture = *state;
     struct tier *bad = fixture->tier, *good = new_posix(&fixture->sandbox, "good");
     struct problem problem = PROBLEM_NONE;
     char path[512];
@@ -536,7 +518,7 @@ static void test_condemn_and_repair(void **state) {
 }
 
 static void test_repair_encoded(void **state) {
-    struct fixture *fixture = *state;
+    struct tier_fixture *fixture = *state;
     struct tier *bad = fixture->tier, *good = new_mem("good");
     struct problem problem = PROBLEM_NONE;
     struct part_plan plan = {.version = version, .rank = 0, .world = 1};
@@ -564,26 +546,26 @@ static void test_complete_again(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_round_trip, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_not_there, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_absent, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_disagreement, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_abandon, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_short_data, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_killed_raw, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_killed_lz4, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_round_trip, setup, tier_fixture_free),
+        cmocka_unit_test_setup_teardown(test_not_there, setup, tier_fixture_free),
+        cmocka_unit_test_setup_teardown(test_absent, setup, tier_fixture_free),
+        cmocka_unit_test_setup_teardown(test_disagreement, setup, tier_fixture_free),
+        cmocka_unit_test_setup_teardown(test_abandon, setup, tier_fixture_free),
+        cmocka_unit_test_setup_teardown(test_short_data, setup, tier_fixture_free),
+        cmocka_unit_test_setup_teardown(test_killed_raw, setup, tier_fixture_free),
+        cmocka_unit_test_setup_teardown(test_killed_lz4, setup, tier_fixture_free),
         cmocka_unit_test(test_point_names),
         cmocka_unit_test(test_fail_everywhere),
-        cmocka_unit_test_setup_teardown(test_fail_everywhere_posix, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_completed_by_another, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_bit_flips, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_bit_flips_encoded, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_lost_data, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_moved, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_strangers, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_condemn_and_repair, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_repair_encoded, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_complete_again, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fail_everywhere_posix, setup, tier_fixture_free),
+        cmocka_unit_test_setup_teardown(test_completed_by_another, setup, tier_fixture_free),
+        cmocka_unit_test_setup_teardown(test_bit_flips, setup, tier_fixture_free),
+        cmocka_unit_test_setup_teardown(test_bit_flips_encoded, setup, tier_fixture_free),
+        cmocka_unit_test_setup_teardown(test_lost_data, setup, tier_fixture_free),
+        cmocka_unit_test_setup_teardown(test_moved, setup, tier_fixture_free),
+        cmocka_unit_test_setup_teardown(test_strangers, setup, tier_fixture_free),
+        cmocka_unit_test_setup_teardown(test_condemn_and_repair, setup, tier_fixture_free),
+        cmocka_unit_test_setup_teardown(test_repair_encoded, setup, tier_fixture_free),
+        cmocka_unit_test_setup_teardown(test_complete_again, setup, tier_fixture_free),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -123,30 +123,12 @@ static void test_choose_busy(void **state) {
 
 /* Doing. */
 
-struct fixture {
-    struct sandbox sandbox;
-    struct tier *tier;
-};
-
 static int setup(void **state) {
     const char *kind = *state;
-    struct fixture *fixture = calloc(1, sizeof *fixture);
-    assert_non_null(fixture);
-    sandbox_init(&fixture->sandbox);
+    struct tier_fixture *fixture = tier_fixture_new(state);
     fixture->tier = kind && strcmp(kind, "mem") == 0 ? new_mem("t") : new_posix(&fixture->sandbox, "t");
-    *state = fixture;
     return 0;
 }
-
-static int teardown(void **state) {
-    struct fixture *fixture = *state;
-    tier_free(fixture->tier);
-    sandbox_deinit(&fixture->sandbox);
-    free(fixture);
-    return 0;
-}
-
-static struct tier *tier_of(void **state) { return ((struct fixture *)*state)->tier; }
 
 static size_t count_entries(struct tier *tier, const char *start) {
     char job[256];
@@ -461,7 +443,7 @@ static void test_fail_everywhere(void **state) {
 
 /* Several daemons sweep at once. */
 static void test_two_daemons(void **state) {
-    struct fixture *fixture = *state;
+    struct tier_fixture *fixture = *state;
     struct tier *tier = fixture->tier;
     for (int round = 0; round < 5; round++) {
         for (uint64_t step = 1; step <= 6; step++)
@@ -526,7 +508,7 @@ static int remove_then_stat(void *self, const char *path, struct tier_entry *ret
 }
 
 static void test_removed_while_read(void **state) {
-    struct fixture *fixture = *state;
+    struct tier_fixture *fixture = *state;
     struct tier *tier = fixture->tier;
     struct tier_ops ops = *tier->ops;
     struct manifest manifest;
@@ -542,7 +524,7 @@ static void test_removed_while_read(void **state) {
 }
 
 static void test_removed_while_checked(void **state) {
-    struct fixture *fixture = *state;
+    struct tier_fixture *fixture = *state;
     struct tier *tier = fixture->tier;
     struct tier_ops ops = *tier->ops;
     real_ops = tier->ops;
@@ -559,7 +541,9 @@ static void test_removed_while_checked(void **state) {
 }
 
 #define BOTH(test)                                                                                                     \
-    {#test ": posix", test, setup, teardown, (void *)"posix"}, { #test ": mem", test, setup, teardown, (void *)"mem" }
+    {#test ": posix", test, setup, tier_fixture_free, (void *)"posix"}, {                                              \
+#test ": mem", test, setup, tier_fixture_free, (void *)"mem"                                                   \
+    }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
@@ -567,7 +551,7 @@ int main(void) {
         cmocka_unit_test(test_choose_resume_version),
         cmocka_unit_test(test_choose_busy),
         BOTH(test_sweep_and_grace),
-        cmocka_unit_test_setup_teardown(test_trash_of_the_future, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_trash_of_the_future, setup, tier_fixture_free),
         BOTH(test_pins),
         BOTH(test_flipped_pin_holds),
         BOTH(test_pinned_in_trash),
@@ -579,7 +563,7 @@ int main(void) {
         BOTH(test_removed_while_checked),
         BOTH(test_removed_while_read),
         cmocka_unit_test(test_fail_everywhere),
-        cmocka_unit_test_setup_teardown(test_two_daemons, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_two_daemons, setup, tier_fixture_free),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,11 +10,6 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-struct fixture {
-    struct sandbox sandbox;
-    struct tier *tier;
-};
-
 static struct tier *delayed(struct tier *inner) {
     struct tier *tier;
     assert_int_equal(tier_delay_new(inner, 1, &tier), 0);
@@ -23,28 +18,15 @@ static struct tier *delayed(struct tier *inner) {
 
 static int setup(void **state) {
     const char *kind = *state;
-    struct fixture *fixture = calloc(1, sizeof *fixture);
-    assert_non_null(fixture);
-    sandbox_init(&fixture->sandbox);
+    struct tier_fixture *fixture = tier_fixture_new(state);
     struct tier *tier = strstr(kind, "posix") ? new_posix(&fixture->sandbox, "t") : new_mem("t");
     if (strstr(kind, "fault"))
         tier = never_fails(tier);
     if (strstr(kind, "delay"))
         tier = delayed(tier);
     fixture->tier = tier;
-    *state = fixture;
     return 0;
 }
-
-static int teardown(void **state) {
-    struct fixture *fixture = *state;
-    tier_free(fixture->tier);
-    sandbox_deinit(&fixture->sandbox);
-    free(fixture);
-    return 0;
-}
-
-static struct tier *tier_of(void **state) { return ((struct fixture *)*state)->tier; }
 
 static void write_file(struct tier *tier, const char *path, const char *text) {
     assert_int_equal(tier_write_file(tier, path, text, strlen(text)), 0);
@@ -618,14 +600,14 @@ static void test_problem_sentence(void **state) {
 }
 
 #define CONFORMANCE(kind)                                                                                              \
-    {"file life: " kind, test_file_life, setup, teardown, (void *)kind},                                               \
-        {"results: " kind, test_results, setup, teardown, (void *)kind},                                               \
-        {"names: " kind, test_names, setup, teardown, (void *)kind},                                                   \
-        {"clock: " kind, test_clock, setup, teardown, (void *)kind},                                                   \
-        {"publish: " kind, test_publish, setup, teardown, (void *)kind},                                               \
-        {"space and counters: " kind, test_space_and_counters, setup, teardown, (void *)kind},                         \
-        {"submit: " kind, test_submit, setup, teardown, (void *)kind}, {                                               \
-        "threads: " kind, test_threads, setup, teardown, (void *)kind                                                  \
+    {"file life: " kind, test_file_life, setup, tier_fixture_free, (void *)kind},                                      \
+        {"results: " kind, test_results, setup, tier_fixture_free, (void *)kind},                                      \
+        {"names: " kind, test_names, setup, tier_fixture_free, (void *)kind},                                          \
+        {"clock: " kind, test_clock, setup, tier_fixture_free, (void *)kind},                                          \
+        {"publish: " kind, test_publish, setup, tier_fixture_free, (void *)kind},                                      \
+        {"space and counters: " kind, test_space_and_counters, setup, tier_fixture_free, (void *)kind},                \
+        {"submit: " kind, test_submit, setup, tier_fixture_free, (void *)kind}, {                                      \
+        "threads: " kind, test_threads, setup, tier_fixture_free, (void *)kind                                         \
     }
 
 int main(void) {
