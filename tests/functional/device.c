@@ -441,7 +441,7 @@ static void device_tier_of_two_devices(void) {
     enum { SAVES = 3 };
     static struct spread_trainer spread;
     struct trainer *trainer = &spread.trainer;
-    begin(&(struct settings){.device = "arena = 4M\nrate_mib_s = 2\npiece = 512K"}, "DEVICES=2 MEMORY_MIB=256");
+    begin(&(struct settings){.device = "arena = 4M\nrate_mib_s = 1\npiece = 512K"}, "DEVICES=2 MEMORY_MIB=256");
     spread_open(&spread, "spread");
     CHECK(trainer_usage(trainer).arena_bytes == MIB(8));
     struct gpu_shard saved[SAVES][GPU_SHARDS_MAX];
@@ -463,6 +463,41 @@ static void device_tier_of_two_devices(void) {
         memcpy(trainer->shards, saved[step - 1], sizeof trainer->shards);
         trainer_check(trainer, step);
     }
+    arenas_expect_empty();
+    spread_close(&spread);
+    finish();
+}
+
+static void save_and_stay(void *argument) {
+    static struct spread_trainer spread;
+    _Atomic uint32_t *captured = argument;
+    gpu_begin();
+    spread_open(&spread, "orphan");
+    trainer_fill(&spread.trainer, 1);
+    trainer_save(&spread.trainer, 1, 0);
+    CHECK(trainer_captured(&spread.trainer) == CODE_OK);
+    *captured = 1;
+    for (;;)
+        pause();
+}
+
+/* What is in the arenas, where it stays for a second, is the daemon's: the program is killed, and its version is as
+ * good as any. */
+static void device_tier_survives_the_trainer(void) {
+    static struct spread_trainer spread;
+    _Atomic uint32_t *captured = shared_memory(sizeof *captured);
+    gpu_need_standin(); /* this process needs the devices after the other one */
+    configure(&(struct settings){.device = "arena = 4M\nrate_mib_s = 1\npiece = 512K"});
+    gpu_settings("DEVICES=2 MEMORY_MIB=256");
+    daemon_start();
+    pid_t trainer = process_start(save_and_stay, captured);
+    EVENTUALLY(*captured);
+    process_kill(trainer);
+    gpu_begin();
+    spread_open(&spread, "orphan");
+    for (uint32_t i = 0; i < spread.trainer.shard_count; i++)
+        spread.trainer.shards[i].seed = GPU_SHARDS_MAX + i; /* as it was filled for step 1 */
+    trainer_check(&spread.trainer, 1);
     arenas_expect_empty();
     spread_close(&spread);
     finish();
@@ -1254,6 +1289,7 @@ int main(int argc, char **argv) {
         TEST(device_tier),
         TEST(device_tier_full),
         TEST(device_tier_of_two_devices),
+        TEST(device_tier_survives_the_trainer),
         TEST(device_tier_full_on_one),
         TEST(device_tier_lost_on_one),
         TEST(held_save),
