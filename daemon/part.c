@@ -244,13 +244,19 @@ static void capture_condemn(struct part *part, int code, const char *why) {
     capture_over(part, problem_set(&part->capture.problem, code, "%s", why));
 }
 
+bool part_given_up(const struct part *part) {
+    if (part->state != PART_CAPTURING || part->secured)
+        return false;
+    uint64_t word = word_load(part->word->page);
+    return word_counter(word) != part->counter || word_watermark(word) >= WORD_FAILED;
+}
+
 bool part_revoked(struct part *part) {
     if (part->secured)
         return false;
     if (part->state != PART_CAPTURING || capture_busy(&part->capture))
         return part->state != PART_CAPTURING;
-    uint64_t word = word_load(part->word->page);
-    if (word_counter(word) == part->counter && word_watermark(word) < WORD_FAILED)
+    if (!part_given_up(part))
         return false;
     part->capture.pushed = NULL;
     capture_over(part, -ECANCELED);

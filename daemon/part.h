@@ -129,6 +129,8 @@ int part_push(struct part *part, struct area *area, uint64_t area_offset, uint64
 void part_start(struct part *part);
 /* The client waits in its fence (check mode): the second reading may begin. */
 void part_fence(struct part *part);
+/* Its client has given this capture up. */
+bool part_given_up(const struct part *part);
 /* The client gave this capture up; if nothing is in flight it ends here and now. True: it has ended. */
 bool part_revoked(struct part *part);
 /* The push connection is gone, the client is not: the capture ends, and the client is told. */

@@ -175,12 +175,16 @@ static int handle_probe(struct session *session, uint32_t serial, const struct m
 }
 
 /* Behind all closes a job on each device that is busy, and again, since the last close is followed by
- * that of the context: when those have come back, all is given back. */
+ * that of the context: when those have come back, all is given back. A capture that the client has given up has things
+ * open until it has noticed, and its copies are over: that is waited for before. */
 #define LET_GO_ROUNDS 2
+#define LET_GO_LOOK_NS NANOSECONDS_PER_MS
 
 struct letting_go {
     struct session *session;
     uint32_t serial;
+    struct set *set; /* of what is waited for; NULL: nothing */
+    struct loop_op timer;
     uint32_t waiting, rounds;
 };
 
@@ -201,6 +205,8 @@ static void let_go(struct letting_go *letting_go) {
     }
     session_reply_ok(session, letting_go->serial);
     resume(session);
+    if (letting_go->set)
+        set_unref(letting_go->set);
     free(letting_go);
 }
 
@@ -227,16 +233,42 @@ static void let_go_round(struct letting_go *letting_go) {
     let_go(letting_go);
 }
 
+/* What a stuck device holds is not waited for. */
+static bool is_in_use(const struct letting_go *letting_go) {
+    const struct set *set = letting_go->set;
+    if (!set || letting_go->session->ended)
+        return false;
+    for (uint32_t i = 0; i < set->device_count; i++)
+        if (set->devices[i]->stuck)
+            return false;
+    return set->users > 0;
+}
+
+static void let_go_look(struct loop_op *op) {
+    struct letting_go *letting_go = CONTAINER_OF(op, struct letting_go, timer);
+    struct session *session = letting_go->session;
+    struct loop *loop = session->server->loop;
+    if (session->part)
+        (void)part_revoked(session->part);
+    if (is_in_use(letting_go))
+        loop_timer(loop, &letting_go->timer, loop_now(loop) + LET_GO_LOOK_NS, let_go_look);
+    else
+        let_go_round(letting_go);
+}
+
 static int handle_release(struct session *session, uint32_t serial, struct problem *problem) {
+    struct part *part = session->part;
+    struct set *set = part ? part->source.set : session->set;
     struct letting_go *letting_go = calloc(1, sizeof *letting_go);
     if (!letting_go)
         return problem_set(problem, -ENOMEM, "out of memory");
     letting_go->session = session;
     letting_go->serial = serial;
+    letting_go->set = set && (!part || part_given_up(part)) ? set_ref(set) : NULL;
     session_drop_set(session);
     session_drop_devices(session);
     suspend(session);
-    let_go_round(letting_go);
+    let_go_look(&letting_go->timer);
     return 0;
 }
 

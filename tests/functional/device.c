@@ -281,6 +281,7 @@ static void given_up_in_flight(void) {
     for (uint64_t step = 1; step < 6; step++)
         trainer_round(&other, step);
     CHECK(peer_send(&trainer.peer, MESSAGE_DEVICE_RELEASE, &(struct message_empty){0}, NULL, 0, -1));
+    CHECK(trainer_captured(&trainer) != CODE_OK);
     trainer_round(&other, 6);
     struct pollfd answer = {.fd = trainer.peer.fd, .events = POLLIN};
     CHECK(poll(&answer, 1, 20) == 0); /* the copies need the memory */
@@ -294,6 +295,28 @@ static void given_up_in_flight(void) {
     trainer_close(&other);
     daemon_let_go();
     free(host);
+    finish();
+}
+
+/* A capture that the client has given up, whose next piece waits for its turn: what it has open is closed before the
+ * client is told that it is. */
+static void released_between_two_pieces(void) {
+    struct trainer trainer;
+    begin(&(struct settings){.device = "piece = 256K\nrate_mib_s = 1"}, "DELAY_US=0");
+    trainer_open(&trainer, "released");
+    CUdeviceptr pointer = add_legacy(&trainer, 1 << 17);
+    CHECK(trainer_register(&trainer) == 0);
+    trainer_fill(&trainer, 1);
+    trainer_save(&trainer, 1, 0);
+    EVENTUALLY(word_watermark(word_load(trainer.page)) > 0);
+    CHECK(word_revoke(trainer.page, trainer.counter, trainer.image_size));
+    CHECK(peer_send(&trainer.peer, MESSAGE_DEVICE_RELEASE, &(struct message_empty){0}, NULL, 0, -1));
+    CHECK(peer_answer(&trainer.peer) == MESSAGE_OK);
+    CU(gpu.cuMemFree_v2(pointer));
+    CHECK(status_number("cuda.devices.0.imports") == 0);
+    CHECK(status_number("counters.captures_failed") == 1);
+    trainer_close(&trainer);
+    daemon_let_go();
     finish();
 }
 
@@ -1286,6 +1309,7 @@ int main(int argc, char **argv) {
         TEST(two_trainers),
         TEST(two_copies_in_flight),
         TEST(given_up_in_flight),
+        TEST(released_between_two_pieces),
         TEST(device_tier),
         TEST(device_tier_full),
         TEST(device_tier_of_two_devices),
