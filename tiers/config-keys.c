@@ -116,16 +116,24 @@ const size_t config_key_count = ARRAY_SIZE(config_keys);
 
 _Static_assert(ARRAY_SIZE(config_keys) <= CONFIG_KEYS_MAX, "one word of bits says which keys were seen");
 
-static const struct {
+struct named {
     const char *name;
-    enum level level;
-} roles[] = {{"local", LEVEL_LOCAL}, {"parallel", LEVEL_GLOBAL}};
+    int value;
+};
+static const struct named roles[] = {{"local", LEVEL_LOCAL}, {"parallel", LEVEL_GLOBAL}, {0}};
+static const struct named log_levels[] = {{"error", LOG_LEVEL_ERROR},
+                                          {"warning", LOG_LEVEL_WARNING},
+                                          {"info", LOG_LEVEL_INFO},
+                                          {"debug", LOG_LEVEL_DEBUG},
+                                          {0}};
 
-static const struct {
-    const char *name;
-    enum log_level level;
-} log_levels[] = {
-    {"error", LOG_LEVEL_ERROR}, {"warning", LOG_LEVEL_WARNING}, {"info", LOG_LEVEL_INFO}, {"debug", LOG_LEVEL_DEBUG}};
+static bool find_named(const struct named *names, const char *text, int64_t *ret_value) {
+    while (names->name && strcmp(text, names->name) != 0)
+        names++;
+    if (names->name)
+        *ret_value = names->value;
+    return names->name;
+}
 
 /* Digits only; no sign, no space, no other base. */
 static bool parse_number(const char *text, size_t length, int64_t *ret_number) {
@@ -336,21 +344,15 @@ int config_key_set(const struct config_key *key, void *base, const char *text, s
         store_text(key, base, text);
         return 0;
     case CONFIG_LOG_LEVEL:
-        for (size_t i = 0; i < ARRAY_SIZE(log_levels); i++) {
-            if (strcmp(text, log_levels[i].name) == 0) {
-                store(key, base, log_levels[i].level);
-                return 0;
-            }
-        }
-        return problem_set(problem, -EINVAL, "must be error, warning, info or debug, but is \"%s\"", text);
+        if (!find_named(log_levels, text, &number))
+            return problem_set(problem, -EINVAL, "must be error, warning, info or debug, but is \"%s\"", text);
+        store(key, base, number);
+        return 0;
     case CONFIG_ROLE:
-        for (size_t i = 0; i < ARRAY_SIZE(roles); i++) {
-            if (strcmp(text, roles[i].name) == 0) {
-                store(key, base, roles[i].level);
-                return 0;
-            }
-        }
-        return problem_set(problem, -EINVAL, "must be local or parallel, but is \"%s\"", text);
+        if (!find_named(roles, text, &number))
+            return problem_set(problem, -EINVAL, "must be local or parallel, but is \"%s\"", text);
+        store(key, base, number);
+        return 0;
     case CONFIG_CODEC: {
         enum codec codec;
         if (!codec_from_name(text, &codec))
