@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The pool against a model: which bytes are out, what the limit is, who may be evicted. */
 #include "daemon/pool.h"
+#include "tests/unit/daemon/random.h"
 #include "tests/unit/daemon/unit.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 
 static struct loop *loop;
 
@@ -186,15 +186,6 @@ struct model_buffer {
     bool cached, held; /* held: one more reference */
 };
 
-static uint64_t random_state;
-
-static uint64_t random_number(uint64_t below) {
-    uint64_t z = random_state += 0x9e3779b97f4a7c15;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
-    z = (z ^ z >> 27) * 0x94d049bb133111eb;
-    return (z ^ z >> 31) % below;
-}
-
 /* Eviction clears slots: what the model holds is what slots still say. */
 static void check_model(struct pool *pool, const struct model_buffer *model, uint64_t limit) {
     uint64_t used = 0, cached = 0;
@@ -235,12 +226,7 @@ static void model_drop(struct model_buffer *entry) {
 
 static void random_operations(void **state) {
     (void)state;
-    const char *seed = getenv("TEST_SEED");
-    if (seed)
-        random_state = strtoull(seed, NULL, 0);
-    else
-        assert_int_equal(getrandom(&random_state, sizeof random_state, 0), sizeof random_state);
-    print_message("TEST_SEED=0x%llx\n", (unsigned long long)random_state);
+    random_seed();
     struct model_buffer *model = calloc(MODEL_BUFFERS, sizeof *model);
     for (int round = 0; round < 5; round++) {
         uint64_t limit = MIB(4 + random_number(12));

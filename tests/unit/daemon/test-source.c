@@ -2,26 +2,17 @@
 /* Images filled from shared areas and from private memory (our own process is the client), strided in
  * every way, against element by element copies. */
 #include "daemon/source.h"
+#include "tests/unit/daemon/random.h"
 #include "tests/unit/daemon/unit.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 
 #define MEMORY_SIZE MIB(4)
 #define SHARDS_MAX 6
-
-static uint64_t random_state;
-
-static uint64_t random_number(uint64_t below) {
-    uint64_t z = random_state += 0x9e3779b97f4a7c15;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
-    z = (z ^ z >> 27) * 0x94d049bb133111eb;
-    return (z ^ z >> 31) % below;
-}
 
 /* One memory, reachable as an area and by its address. */
 struct fixture {
@@ -33,12 +24,7 @@ struct fixture {
 static int setup(void **state) {
     struct fixture *fixture = calloc(1, sizeof *fixture);
     struct problem problem = PROBLEM_NONE;
-    const char *seed = getenv("TEST_SEED");
-    if (seed)
-        random_state = strtoull(seed, NULL, 0);
-    else if (getrandom(&random_state, sizeof random_state, 0) != sizeof random_state)
-        return -1;
-    print_message("TEST_SEED=0x%llx\n", (unsigned long long)random_state);
+    random_seed();
     int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING), sockets[2];
     if (fd < 0 || fallocate(fd, 0, 0, MEMORY_SIZE) < 0 || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) < 0)
         return -1;
