@@ -3,8 +3,8 @@
  * The device's thread is a loop group of one: jobs come back through the loop like any other work.
  * Nothing on that thread has a deadline of its own. A watch on the control thread sees that a job has
  * been running for too long, whatever it hangs in, a call of the driver or a copy whose event never
- * comes; it abandons this job and those behind it. The memory that they may still write to is theirs
- * until they come back, if ever, so nobody else gets it.
+ * comes; it abandons this job and those behind it, except what is owed to the driver. The memory that they may still
+ * write to is theirs until they come back, if ever, so nobody else gets it.
  */
 #include "daemon/device.h"
 
@@ -289,7 +289,7 @@ static void watch_elapsed(struct loop_op *op) {
                     (unsigned long long)server->config->device_ms);
         log_error(server->log, "device %s is stuck: %s", device->facts.text, device->problem.text);
         TAILQ_FOREACH(job, &device->jobs, link)
-        if (!job->abandoned)
+        if (!job->abandoned && !job->owed)
             abandon(device, job);
         return;
     }
@@ -341,11 +341,11 @@ static void job_done(struct loop_op *op) {
         put_to_work(device, job);
         return;
     }
+    if (device->stuck && TAILQ_EMPTY(&device->jobs)) {
+        device->stuck = false;
+        log_info(device->server->log, "device %s answers again", device->facts.text);
+    }
     if (job->abandoned) {
-        if (TAILQ_EMPTY(&device->jobs) && device->stuck) {
-            device->stuck = false;
-            log_info(device->server->log, "device %s answers again", device->facts.text);
-        }
         job->free(job);
         return;
     }
@@ -371,7 +371,7 @@ void device_submit(struct device *device, struct device_job *job) {
     job->running = job->abandoned = job->flying = false;
     if (device->watched == job)
         device->watched = NULL;
-    if (device->stuck) {
+    if (device->stuck && !job->owed) {
         loop_post(device->server->loop, &job->op, 0, refused);
         return;
     }
@@ -429,7 +429,7 @@ void device_unuse(struct device *device) {
     struct closing *closing = calloc(1, sizeof *closing);
     if (!closing) /* the context stays until the next last user goes */
         return;
-    closing->job = (struct device_job){.run = close_run, .done = close_done, .free = close_free};
+    closing->job = (struct device_job){.owed = true, .run = close_run, .done = close_done, .free = close_free};
     device_submit(device, &closing->job);
 }
 

@@ -13,7 +13,7 @@
  * A context that a sticky error has spoiled is given back at once; `generation` counts contexts, so
  * that what was opened in an older one is known to be gone. A job that does not come back within
  * the deadline is abandoned: its owner is told, it keeps what it may still write to, and the device
- * takes no new work until it has come back after all.
+ * takes no new work until it has come back after all. What is owed, as a close is, waits for that.
  */
 
 #include "base/cuda.h"
@@ -58,6 +58,7 @@ struct device_job {
     struct device *device;
     bool needs_context; /* one is made if there is none; if that fails, `run` is not called */
     bool last;          /* comes back behind all that was submitted before it, under way or not */
+    bool owed; /* gives something back: never abandoned nor refused, it is done when the device answers again */
     /* On the device's thread, in its context: sets result and problem, which are that thread's. */
     void (*run)(struct device_job *job);
     /* Set by run: copies of this job are under way. Then run is called again, behind the jobs that are waiting, until

@@ -262,8 +262,8 @@ static void import_unref(struct import *import) {
     if (--import->refs)
         return;
     TAILQ_REMOVE(&import->device->imports, import, link);
-    import->close =
-        (struct device_job){.device = import->device, .run = import_close_run, .done = close_done, .free = import_free};
+    import->close = (struct device_job){
+        .device = import->device, .owed = true, .run = import_close_run, .done = close_done, .free = import_free};
     if (import->opening)
         device_submit(import->device, &import->close);
     else
@@ -300,7 +300,7 @@ void import_pool_unref(struct import_pool *pool) {
     if (--pool->refs)
         return;
     pool->close = (struct device_job){
-        .device = pool->device, .run = pool_close_run, .done = close_done, .free = import_pool_free};
+        .device = pool->device, .owed = true, .run = pool_close_run, .done = close_done, .free = import_pool_free};
     if (pool->opening)
         device_submit(pool->device, &pool->close);
     else

@@ -1296,6 +1296,27 @@ static void device_gets_stuck(const char *fault) {
     daemon_stop_unused();
 }
 
+/* A device that is stuck while its last user goes has lost nothing of what it is to give back. */
+static void left_while_stuck(void) {
+    struct trainer trainer;
+    gpu_need_standin();
+    begin(&(struct settings){.prefault = true, .device = "arena = 1M", .deadlines = "device_s = 1"}, "LEAKS=report");
+    gpu_fault("ckptd/cuMemHostRegister_v2:1=hang");
+    trainer_open(&trainer, "left");
+    CUdeviceptr pointer = add_legacy(&trainer, 1 << 16);
+    EVENTUALLY(gpu_hangs());
+    EVENTUALLY(status_number("cuda.devices.0.stuck") == 1);
+    trainer_close(&trainer);
+    EVENTUALLY(status_number("cuda.devices.0.imports") == 0);
+    gpu_fault(NULL);
+    gpu_unhang();
+    EVENTUALLY(status_number("cuda.devices.0.stuck") == 0);
+    daemon_let_go();
+    CHECK(status_number("cuda.devices.0.imports") == 0);
+    CU(gpu.cuMemFree_v2(pointer));
+    finish();
+}
+
 static void stuck_in_a_call(void) { device_gets_stuck("ckptd/cuMemcpyDtoHAsync_v2:1=hang"); }
 static void stuck_in_a_copy(void) { device_gets_stuck("ckptd/run:1=hang"); }
 
@@ -1348,6 +1369,7 @@ int main(int argc, char **argv) {
         TEST(sticky_error_in_the_arena),
         TEST(stuck_in_a_call),
         TEST(stuck_in_a_copy),
+        TEST(left_while_stuck),
     };
     return tests_run(tests, ARRAY_SIZE(tests), argc, argv);
 }
