@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The states of segments are under a lock, the driver's slow calls are not. While a thread registers a
- * segment, others that need it wait for it; nobody waits for one that he does not need.
+ * segment, others that need it wait for it, but not for ever, since it may be that its device hangs: then they
+ * copy to the memory as it is. Nobody waits for one that he does not need.
  *
  * Memory must not be given back to the driver while a copy engine writes to it, and the engines of all
  * devices do, whoever registered it. So a context that is to go first keeps new copies from being queued,
@@ -17,6 +18,8 @@
 #include <pthread.h>
 
 #define DROP_PATIENCE_NS (NANOSECONDS_PER_SECOND / 2) /* two pieces take a few ms */
+#define CLAIM_PATIENCE_NS NANOSECONDS_PER_SECOND
+#define CLAIM_PATIENCE_PART 4 /* at most, of the device's deadline: who waits is not to be taken for one that hangs */
 #define IDLE_NS (5 * NANOSECONDS_PER_MS)
 
 enum pin_state { PIN_NONE, PIN_IN_WORK, PIN_DONE, PIN_FAILED };
@@ -64,14 +67,18 @@ void pins_unuse(struct pins *pins) {
     pthread_mutex_unlock(&pins->mutex);
 }
 
-/* True: the caller is to register it. False: that is done, or has failed. */
+/* True: the caller is to register it. False: that is done, has failed, or takes another one too long. */
 static bool claim(struct pins *pins, const struct device *device, uint32_t segment) {
+    uint64_t deadline_ns = device->server->config->device_ms * NANOSECONDS_PER_MS;
+    uint64_t until_ns = device_now() + min_u64(CLAIM_PATIENCE_NS, deadline_ns / CLAIM_PATIENCE_PART);
     for (uint32_t looks = 0;; looks++) {
         pthread_mutex_lock(&pins->mutex);
         enum pin_state state = pins->segments[segment].state;
         if (state == PIN_NONE) {
             pins->segments[segment].state = PIN_IN_WORK;
             pins->segments[segment].device = device;
+        } else if (state == PIN_IN_WORK && device_now() > until_ns) {
+            state = pins->segments[segment].state = PIN_FAILED; /* until it comes back after all */
         }
         pthread_mutex_unlock(&pins->mutex);
         if (state != PIN_IN_WORK)

@@ -1317,6 +1317,42 @@ static void left_while_stuck(void) {
     finish();
 }
 
+/* A device that hangs while it pins for all: another copies to the memory as it is. */
+static void stuck_while_pinning(void) {
+    struct trainer stuck, other;
+    CUdeviceptr pointers[2];
+    gpu_need_standin();
+    begin(&(struct settings){.deadlines = "device_s = 2"}, "DEVICES=2 LEAKS=report");
+    trainer_open(&stuck, "stuck");
+    pointers[0] = add_legacy(&stuck, 1 << 16);
+    CHECK(trainer_register(&stuck) == 0);
+    gpu_use(1);
+    trainer_open(&other, "other");
+    pointers[1] = add_legacy(&other, 1 << 16);
+    CHECK(trainer_register(&other) == 0);
+    gpu_fault("ckptd/cuMemHostRegister_v2:1=hang");
+    trainer_save(&stuck, 1, 0);
+    EVENTUALLY(gpu_hangs());
+    trainer_round(&other, 1);
+    CHECK(trainer_captured(&stuck) < 0);
+    trainer_round(&other, 2);
+    CHECK(status_number("cuda.devices.0.stuck") == 1 && status_number("cuda.devices.1.stuck") == 0);
+    gpu_fault(NULL);
+    gpu_unhang();
+    EVENTUALLY(status_number("cuda.devices.0.stuck") == 0);
+    trainer_round(&stuck, 2);
+    trainer_close(&stuck);
+    trainer_close(&other);
+    daemon_let_go();
+    EVENTUALLY(status_number("cuda.devices.1.in_use") == 0);
+    for (int i = 0; i < 2; i++) {
+        gpu_use(i);
+        CU(gpu.cuMemFree_v2(pointers[i]));
+    }
+    gpu_end();
+    daemon_stop_unused();
+}
+
 static void stuck_in_a_call(void) { device_gets_stuck("ckptd/cuMemcpyDtoHAsync_v2:1=hang"); }
 static void stuck_in_a_copy(void) { device_gets_stuck("ckptd/run:1=hang"); }
 
@@ -1370,6 +1406,7 @@ int main(int argc, char **argv) {
         TEST(stuck_in_a_call),
         TEST(stuck_in_a_copy),
         TEST(left_while_stuck),
+        TEST(stuck_while_pinning),
     };
     return tests_run(tests, ARRAY_SIZE(tests), argc, argv);
 }
