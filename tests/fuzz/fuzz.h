@@ -47,6 +47,9 @@ static inline char *fuzz_string(const uint8_t *data, size_t size) {
  * of its chunks' digests. The caller frees.
  */
 char *fuzz_seal(const uint8_t *data, size_t size, size_t *ret_size);
+/* The same with a blank before each line but the first and the last. Lines as we write them are taken apart as such;
+ * these are parsed as any JSON. Both must come to the same. */
+char *fuzz_spaced(const char *sealed, size_t size, size_t *ret_size);
 
 /* Geometry by counting, one element at a time: what the library's shortcuts are compared with. */
 /* The row-major index in the tensor of the piece's element number `element`. */

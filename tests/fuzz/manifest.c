@@ -4,7 +4,8 @@
  *
  * What is read keeps the bounds that readers of chunks and pieces rely on, and written again it reads
  * and writes the same. Its summary alone is read from its first 4096 bytes. If it is all of a version,
- * and its pieces fit together, then the complete.json that is made of it can be read.
+ * and its pieces fit together, then the complete.json that is made of it can be read. White space between
+ * its tokens changes nothing.
  */
 #include "proto/manifest.h"
 
@@ -113,10 +114,25 @@ static void check(const char *data, size_t size) {
         check_complete(&manifest);
 }
 
+static void check_two_ways(const char *data, size_t size) {
+    CLEANUP(manifest_deinit) struct manifest one = {0}, other = {0};
+    CLEANUP(freep) char *text = NULL, *same = NULL;
+    size_t spaced_size, length = 0, same_length = 0;
+    CLEANUP(freep) char *spaced = fuzz_spaced(data, size, &spaced_size);
+    int r = manifest_read(data, size, &one, NULL), s = manifest_read(spaced, spaced_size, &other, NULL);
+    assert(r == s);
+    if (r < 0)
+        return;
+    r = manifest_write(&one, &text, &length);
+    s = manifest_write(&other, &same, &same_length);
+    assert(r == s && length == same_length && (r < 0 || memcmp(text, same, length) == 0));
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     size_t sealed_size;
     CLEANUP(freep) char *sealed = fuzz_seal(data, size, &sealed_size);
     check((const char *)data, size);
     check(sealed, sealed_size);
+    check_two_ways(sealed, sealed_size);
     return 0;
 }

@@ -59,6 +59,20 @@ char *fuzz_seal(const uint8_t *data, size_t size, size_t *ret_size) {
     return sealed;
 }
 
+char *fuzz_spaced(const char *sealed, size_t size, size_t *ret_size) {
+    const char *newline = memchr(sealed, '\n', size);
+    size_t end = newline + 1 < sealed + size ? size - MANIFEST_TAIL_SIZE : size;
+    struct text text = TEXT_NONE;
+    for (size_t i = 0; i < size; i++) {
+        text_append(&text, &sealed[i], 1);
+        if (sealed[i] == '\n' && i + 1 < end)
+            text_add(&text, " ");
+    }
+    char *spaced = fuzz_seal((const uint8_t *)text.data, text.length, ret_size);
+    text_deinit(&text);
+    return spaced;
+}
+
 uint64_t fuzz_linear(const struct geometry *piece, uint64_t element) {
     if (piece->is_range)
         return piece->start + element;
