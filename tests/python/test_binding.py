@@ -95,6 +95,15 @@ class Interrupts(unittest.TestCase):
         order.append("next")
         self.assertEqual(order, ["call", "next"])
 
+    def test_a_call_that_found_no_thread_is_not_waited_for(self):
+        handle = object.__new__(binding.Handle)
+        handle._left, handle._pointer = None, ctypes.c_void_p(1)
+        with mock.patch("threading._start_new_thread", side_effect=RuntimeError("can't start new thread")):
+            with self.assertRaisesRegex(RuntimeError, "new thread"):
+                handle._slowly(lambda: None)
+        self.assertIsNone(handle._left)
+        self.assertEqual(handle._slowly(lambda: 7), 7)
+
     def test_errors_and_values_come_through(self):
         handle = object.__new__(binding.Handle)
         handle._left = None

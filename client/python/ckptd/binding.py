@@ -318,7 +318,11 @@ class Handle:
             return function()
         call = _Call(function)
         self._left = call
-        call.start()
+        try:
+            call.start()
+        except RuntimeError:  # no thread could be had: its end will not come
+            self._left = None
+            raise
         call.wait()
         self._left = None
         if call.error is not None:
