@@ -315,13 +315,14 @@ static int order_devices(struct ckpt *c, const struct ckpt_save_options *options
 }
 
 /* What must be told at once needs an answer: a capture that this thread has more to do for, an urgent save, a step
- * that the daemon may have had before. */
-static bool take_admission(struct ckpt *c, const struct message_save *body) {
-    return !c->use_push && !c->set.has_large_eager && body->flags == 0 && c->saves.any && body->step > c->saves.last &&
-           word_take_admission(c->session.word, c->saves.image_size);
+ * that the daemon may have had before; and what was sent ahead of it (register.c) may be refused. */
+static bool take_admission(struct ckpt *c, const struct message_save *body, bool alone) {
+    return alone && !c->use_push && !c->set.has_large_eager && body->flags == 0 && c->saves.any &&
+           body->step > c->saves.last && word_take_admission(c->session.word, c->saves.image_size);
 }
 
-static int ask(struct ckpt *c, uint64_t step, const struct ckpt_save_options *options) {
+/* `alone`: nothing was sent ahead of it. */
+static int ask(struct ckpt *c, uint64_t step, const struct ckpt_save_options *options, bool alone) {
     struct link *link = &c->session.link;
     struct message_save body = {
         .step = step,
@@ -345,7 +346,7 @@ static int ask(struct ckpt *c, uint64_t step, const struct ckpt_save_options *op
     word_begin(c->session.word, body.counter);
     struct link_request request = {.opcode = MESSAGE_SAVE, .body = &body, .fd = -1};
     uint64_t deadline = clock_deadline(min_u64(body.busy_deadline_ms, UINT64_MAX - HANDLE_GRACE_MS) + HANDLE_GRACE_MS);
-    if (!take_admission(c, &body)) {
+    if (!take_admission(c, &body, alone)) {
         r = link_call(link, &request, MESSAGE_SAVED, deadline);
         return r < 0 ? r : saved(c, &body);
     }
@@ -384,10 +385,11 @@ int ckpt_save(ckpt *c, uint64_t step, const struct ckpt_save_options *options) {
 
     r = session_ensure_for_save(c);
     c->session.link.complaint = CKPT_OK;
+    uint32_t serial = c->session.link.serial;
     if (r == CKPT_OK)
         r = register_ensure(c, given.state_size);
     if (r == CKPT_OK) {
-        r = ask(c, step, &given);
+        r = ask(c, step, &given, c->session.link.serial == serial);
         if (r < 0)
             r = unanswered(c, r);
     }

@@ -4,6 +4,7 @@
 #include "tests/functional/peer.h"
 #include "tests/functional/support.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -172,6 +173,38 @@ static void accepted_or_skipped_never_lost(void) {
     program_end(&program);
 }
 
+/* What had to be sent ahead of a save was refused: the save tells it, and the next one begins anew. */
+static void refused_area_is_told_by_the_save(void) {
+    enum { PEERS = 16, EACH = 1024 }; /* AREAS_TOTAL_MAX */
+    static struct peer peers[PEERS];
+    configure(&(struct settings){.no_parallel = true});
+    daemon_start();
+    struct program program = program_new("areas", WORDS);
+    settle(&program, 1);
+    CLEANUP(closep) int fd = peer_memfd(4096, F_SEAL_SHRINK);
+    for (uint32_t i = 0; i < PEERS; i++) {
+        char job[32];
+        snprintf(job, sizeof job, "peer-%u", i);
+        peer_connect(&peers[i]);
+        peer_open(&peers[i], job);
+        for (uint32_t area = 0; area < EACH; area++) {
+            struct message_area message = {.area = area, .size = 4096};
+            CHECK(peer_send(&peers[i], MESSAGE_AREA, &message, NULL, 0, fd) && peer_answer(&peers[i]) == MESSAGE_OK);
+        }
+    }
+    struct ckpt_save_options options;
+    CKPT_INIT(options);
+    options.state = "state"; /* its area is the one too many */
+    options.state_size = 5;
+    CHECK_IS(CKPT_E_LIMIT, ckpt_save(program.ckpt, 2, &options));
+    CHECK_SAYS("areas of all clients");
+    for (uint32_t i = 0; i < PEERS; i++)
+        peer_close(&peers[i]);
+    EVENTUALLY(ckpt_save(program.ckpt, 2, &options) == CKPT_OK);
+    CHECK_OK(ckpt_wait(program.ckpt, 2, CKPT_LOCAL, CKPT_VERSION, PATIENCE_MS));
+    program_end(&program);
+}
+
 /* Who says that it was admitted, and was not, gets what any save gets, and no answer but the event. */
 static void pretended_admission(void) {
     configure(&(struct settings){0});
@@ -205,6 +238,7 @@ int main(int argc, char **argv) {
         TEST(room_taken_by_who_then_stops),
         TEST(accepted_or_skipped_never_lost),
         TEST(pretended_admission),
+        TEST(refused_area_is_told_by_the_save),
     };
     return tests_run(tests, ARRAY_SIZE(tests), argc, argv);
 }
