@@ -92,6 +92,7 @@ void sessions_admit(struct server *server) {
         if (!part_reserve(server, room, false))
             continue;
         session->admission = room;
+        session->admitted = true;
         server->admissions += room;
         word_admit(session->word->page, size);
     }

@@ -350,12 +350,14 @@ static void step_absent(struct session *session, uint64_t step, const char *why)
         version_absent(version, session->rank, why);
 }
 
-/* The client has not waited for the answer: to it, this save is a capture that failed. */
+/* The client has not waited for the answer: to it, this save is a capture that failed. Who was not admitted could make
+ * as many steps absent as it likes. */
 static void save_lost(struct session *session, const char *why) {
     const struct message_save *message = &session->save.message;
     (void)word_advance(session->word->page, message->counter, 0, WORD_FAILED);
     struct message_captured captured = {.step = message->step, .result = CODE_E_LOST, .counter = message->counter};
-    step_absent(session, message->step, why);
+    if (session->save.admitted)
+        step_absent(session, message->step, why);
     session_reply(session, MESSAGE_CAPTURED, 0, &captured, why, strlen(why), -1);
 }
 
@@ -386,7 +388,7 @@ static void save_skip(struct session *session) {
     session->skipped++;
     session->server->counters.saves_skipped++;
     save_trace(session, TRACE_SKIPPED, 0);
-    if (version)
+    if (version && !session->save.admitted)
         version_absent(version, session->rank, "skipped: no room in the pool");
     save_answer(session, CODE_SKIPPED, 0,
                 "no room in the pool: the tiers are slower than the saves, or the pool is small");
@@ -534,6 +536,8 @@ void session_handle_save(struct session *session, uint32_t serial, const struct 
         return;
     }
     save->active = true;
+    save->admitted = session->admitted && message->flags & SAVE_ADMITTED;
+    session->admitted = false;
     save->serial = serial;
     save->message = *message;
     save->waiter = (struct pool_waiter){.fn = save_room};

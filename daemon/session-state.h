@@ -33,6 +33,7 @@ struct pending_save {
     bool active;
     uint32_t serial;
     struct message_save message;
+    bool admitted;                        /* the client says so, and it was */
     uint64_t deadline_ns, waits_since_ns; /* the latter 0: it does not wait */
     struct pool_waiter waiter;
     struct loop_op timer;
@@ -68,6 +69,7 @@ struct session {
     struct pending_save save;
     uint64_t admissible; /* the size of the image that the client may save without asking; 0: none yet of this set */
     uint64_t admission;  /* bytes of the pool kept for it */
+    bool admitted;       /* it was told so, since its last save */
     uint64_t taken_ns;   /* when others first missed what the client has taken of it; 0: they have not */
     struct loop_op taken;
     uint32_t last_looks; /* for words of a client that has died */

@@ -229,6 +229,25 @@ static void pretended_admission(void) {
     peer_close(&peer);
 }
 
+/* Nor does it have steps written down as absent, as many as it likes: MISSED is for that, and has a limit. */
+static void pretended_admission_leaves_no_trace(void) {
+    configure(&(struct settings){.no_parallel = true});
+    daemon_start();
+    struct peer peer;
+    peer_connect(&peer);
+    CHECK(peer_open_as(&peer, "pretended", 0, 2) == MESSAGE_OPENED);
+    for (uint16_t i = 1; i <= 10; i++) {
+        struct message_save save = {.step = i, .set = 9, .counter = i, .flags = SAVE_ADMITTED};
+        CHECK(peer_send(&peer, MESSAGE_SAVE, &save, NULL, 0, -1) && peer_receive(&peer));
+        CHECK(peer.message.opcode == MESSAGE_CAPTURED);
+    }
+    struct message_missed missed = {.step = 11};
+    CHECK(peer_send(&peer, MESSAGE_MISSED, &missed, NULL, 0, -1) && peer_answer(&peer) == MESSAGE_OK);
+    EVENTUALLY(file_exists(test_path("local/pretended/1/11/rank-00000.json")));
+    CHECK(files_ending("local/pretended", "rank-00000.json") == 1);
+    peer_close(&peer);
+}
+
 int main(int argc, char **argv) {
     const struct test tests[] = {
         TEST(save_does_not_wait_for_the_daemon),
@@ -239,6 +258,7 @@ int main(int argc, char **argv) {
         TEST(accepted_or_skipped_never_lost),
         TEST(pretended_admission),
         TEST(refused_area_is_told_by_the_save),
+        TEST(pretended_admission_leaves_no_trace),
     };
     return tests_run(tests, ARRAY_SIZE(tests), argc, argv);
 }
