@@ -25,6 +25,7 @@
  *   delete-early      the old version goes when the new one has begun
  *   trust-eof         a process is dead when its socket ends, and not before
  *   lost-room         a reservation of the pool is not given back
+ *   kept-admission    the room kept for a client's next save is not given back when it ends
  *   lost-news         waiting clients are not told of a change
  */
 #include "daemon/part.h"
@@ -41,6 +42,8 @@
 
 void __real_pool_release(struct pool *pool, uint64_t bytes);
 void __wrap_pool_release(struct pool *pool, uint64_t bytes);
+void __real_session_inadmissible(struct session *session);
+void __wrap_session_inadmissible(struct session *session);
 void __real_session_job_changed(struct session *session);
 void __wrap_session_job_changed(struct session *session);
 void __real_part_chunk_written(struct part *part, uint32_t index);
@@ -49,6 +52,11 @@ void __wrap_part_chunk_written(struct part *part, uint32_t index);
 void __wrap_pool_release(struct pool *pool, uint64_t bytes) {
     if (!sim_bug("lost-room") || !sim_chance(1, 20))
         __real_pool_release(pool, bytes);
+}
+
+void __wrap_session_inadmissible(struct session *session) {
+    if (!sim_bug("kept-admission"))
+        __real_session_inadmissible(session);
 }
 
 void __wrap_session_job_changed(struct session *session) {

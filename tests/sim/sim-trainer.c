@@ -352,6 +352,13 @@ static bool save(struct trainer *t, uint64_t step) {
     word_begin(t->word, counter);
     bool urgent = message.flags & SAVE_URGENT;
     say(t, "saves step", (long long)step);
+    if (!message.flags && sim_chance(2, 3) && word_take_admission(t->word, expected->image_size)) {
+        message.flags = SAVE_ADMITTED;
+        if (sim_chance(1, 8))
+            fiber_wait(after_ms(sim_below(4000)), -1);
+        t->accepted = tell(t, MESSAGE_SAVE, &message, NULL, 0, -1);
+        return fence(t, expected, counter, false) && t->accepted;
+    }
     uint16_t answer = ask(t, MESSAGE_SAVE, &message, urgent ? TIERS_MS : message.busy_deadline_ms + PROMPT_MS);
     if (!answer) {
         expected->state = word_revoke(t->word, counter, expected->image_size) ? SAVE_VOID : SAVE_CAPTURED;
