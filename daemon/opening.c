@@ -114,11 +114,10 @@ static void complete_leftovers(struct opening *opening) {
         (void)survey_enter(&opening->survey, i); /* none is left out, in all that follows */
         struct catalog catalog;
         struct problem ignored = PROBLEM_NONE; /* the claim meets the same tier and reports */
-        uint32_t tries = LEFTOVERS_MAX;
-        if (catalog_scan(job->lanes[i]->tier, job->name, &catalog, &ignored) < 0)
+        if (catalog_scan_newest(job->lanes[i]->tier, job->name, LEFTOVERS_MAX, &catalog, &ignored) < 0)
             continue;
-        for (size_t v = catalog.version_count; v-- > 0 && tries && !catalog.versions[v].complete; tries--)
-            if (!catalog.versions[v].damaged)
+        for (size_t v = catalog.version_count; v-- > 0;)
+            if (!catalog.versions[v].complete && !catalog.versions[v].damaged)
                 (void)!commit_complete(job->lanes[i]->tier, job->name, catalog.versions[v].id, opening->nonce,
                                        &ignored);
         catalog_deinit(&catalog);

@@ -289,6 +289,76 @@ int catalog_scan_runs(struct tier *tier, const char *job, struct catalog *ret_ca
     return scan_job(tier, job, false, true, ret_catalog, problem);
 }
 
+static int compare_descending(const void *a, const void *b) {
+    uint64_t left = *(const uint64_t *)a, right = *(const uint64_t *)b;
+    return left > right ? -1 : left < right;
+}
+
+/* The directories whose names are numbers, the greatest first. */
+static int list_numbers(const struct scan *scan, const char *path, uint64_t **ret_numbers, size_t *ret_count) {
+    CLEANUP(tier_entries_deinit) struct tier_entries entries = {0};
+    int r = list(scan, path, &entries);
+    if (r)
+        return r;
+    uint64_t *numbers = malloc(max_u64(entries.count, 1) * sizeof *numbers);
+    if (!numbers)
+        return -ENOMEM;
+    size_t count = 0;
+    for (size_t i = 0; i < entries.count; i++)
+        if (entries.items[i].is_directory && layout_parse_number(entries.items[i].name, &numbers[count]))
+            count++;
+    qsort(numbers, count, sizeof *numbers, compare_descending);
+    *ret_numbers = numbers;
+    *ret_count = count;
+    return 0;
+}
+
+static bool newest_found(const struct catalog *catalog, uint32_t max) {
+    return catalog->version_count == max ||
+           (catalog->version_count && catalog->versions[catalog->version_count - 1].complete);
+}
+
+static int scan_newest(struct scan *scan, uint64_t generation, uint32_t max) {
+    char directory[TIER_PATH_MAX];
+    CLEANUP(freep) uint64_t *steps = NULL;
+    size_t count;
+    layout_generation(scan->escaped, generation, directory);
+    int r = list_numbers(scan, directory, &steps, &count);
+    if (r == -ENOMEM)
+        return r;
+    for (size_t i = 0; r == 0 && i < count && !newest_found(scan->catalog, max); i++) {
+        r = scan_version(scan, (struct version_id){generation, steps[i]});
+        if (r)
+            return r;
+    }
+    return 0;
+}
+
+int catalog_scan_newest(struct tier *tier, const char *job, uint32_t max, struct catalog *ret_catalog,
+                        struct problem *problem) {
+    char escaped[256];
+    int r = job_escape(job, escaped, problem);
+    if (r)
+        return r;
+    CLEANUP(catalog_deinit) struct catalog catalog = {0};
+    CLEANUP(freep) uint64_t *generations = NULL;
+    size_t count = 0;
+    struct scan scan = {.tier = tier, .job = job, .escaped = escaped, .catalog = &catalog};
+    r = list_numbers(&scan, escaped, &generations, &count);
+    if (r < 0)
+        return tier_problem(problem, tier, r, "list", escaped);
+    for (size_t i = 0; i < count && !newest_found(&catalog, max); i++) {
+        r = scan_newest(&scan, generations[i], max);
+        if (r)
+            return tier_problem(problem, tier, r, "scan", escaped);
+    }
+    if (catalog.version_count)
+        qsort(catalog.versions, catalog.version_count, sizeof *catalog.versions, compare_versions);
+    *ret_catalog = catalog;
+    catalog = (struct catalog){0};
+    return 0;
+}
+
 void catalog_deinit(struct catalog *catalog) {
     free(catalog->versions);
     free(catalog->generations);

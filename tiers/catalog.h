@@ -57,6 +57,9 @@ int catalog_scan_fresh(struct tier *tier, const char *job, struct catalog *ret_c
 /* Only generations, with who holds them: no version is looked at. */
 int catalog_scan_runs(struct tier *tier, const char *job, struct catalog *ret_catalog,
                       struct problem *problem) MUST_CHECK;
+/* Only the newest versions: down to one that is complete, at most `max`. */
+int catalog_scan_newest(struct tier *tier, const char *job, uint32_t max, struct catalog *ret_catalog,
+                        struct problem *problem) MUST_CHECK;
 void catalog_deinit(struct catalog *catalog);
 /* Names (unescaped) of all jobs under the root. */
 int catalog_jobs(struct tier *tier, char ***ret_jobs, size_t *ret_count, struct problem *problem) MUST_CHECK;

@@ -443,6 +443,34 @@ static void test_moved(void **state) {
     assert_int_equal(catalog_read_manifest(tier, TEST_JOB, moved, 0, &manifest, NULL), -EBADMSG);
 }
 
+/* Down to the newest complete one, by number and not by name, and no further than was asked for. */
+static void test_newest(void **state) {
+    struct tier *tier = tier_of(state);
+    struct problem problem = PROBLEM_NONE;
+    struct catalog catalog;
+    assert_int_equal(catalog_scan_newest(tier, TEST_JOB, 9, &catalog, &problem), 0);
+    assert_int_equal(catalog.version_count, 0); /* there is no such job yet */
+    static const struct version_id complete[] = {{1, 7}, {2, 9}, {2, 10}}, incomplete[] = {{2, 100}, {10, 1}, {10, 20}};
+    for (size_t i = 0; i < ARRAY_SIZE(complete); i++)
+        make_version(tier, complete[i], 1);
+    for (size_t i = 0; i < ARRAY_SIZE(incomplete); i++) {
+        struct part_plan plan = {.version = incomplete[i], .world = 2};
+        assert_fine(commit_part(tier, &plan, 1, &problem), &problem);
+    }
+    static const struct version_id found[] = {{2, 10}, {2, 100}, {10, 1}, {10, 20}};
+    for (uint32_t max = 1; max < 6; max++) {
+        uint32_t count = (uint32_t)min_u64(max, ARRAY_SIZE(found));
+        assert_fine(catalog_scan_newest(tier, TEST_JOB, max, &catalog, &problem), &problem);
+        assert_int_equal(catalog.version_count, count);
+        for (uint32_t i = 0; i < count; i++) {
+            struct version_id id = found[ARRAY_SIZE(found) - count + i];
+            assert_int_equal(version_compare(catalog.versions[i].id, id), 0);
+            assert_int_equal(catalog.versions[i].complete, id.step == 10);
+        }
+        catalog_deinit(&catalog);
+    }
+}
+
 static void test_strangers(void **state) {
     struct tier *tier = tier_of(state);
     make_version(tier, version, 1);
@@ -562,6 +590,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_bit_flips_encoded, setup, tier_fixture_free),
         cmocka_unit_test_setup_teardown(test_lost_data, setup, tier_fixture_free),
         cmocka_unit_test_setup_teardown(test_moved, setup, tier_fixture_free),
+        cmocka_unit_test_setup_teardown(test_newest, setup, tier_fixture_free),
         cmocka_unit_test_setup_teardown(test_strangers, setup, tier_fixture_free),
         cmocka_unit_test_setup_teardown(test_condemn_and_repair, setup, tier_fixture_free),
         cmocka_unit_test_setup_teardown(test_repair_encoded, setup, tier_fixture_free),
