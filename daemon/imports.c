@@ -25,7 +25,7 @@ struct import_pool {
 
 struct import {
     TAILQ_ENTRY(import) link;
-    uint32_t refs;
+    uint32_t refs; /* 0: it is being closed */
     struct device *device;
     int pid;
     uint64_t pid_start;
@@ -245,6 +245,7 @@ static void open_run(struct device_job *job) {
 static void import_free(struct device_job *job) {
     struct import *import = CONTAINER_OF(job, struct import, close);
     struct device *device = import->device;
+    TAILQ_REMOVE(&device->imports, import, link);
     if (import->fd >= 0)
         close(import->fd);
     if (import->pool)
@@ -261,7 +262,6 @@ static void close_done(struct device_job *job, int result, const struct problem 
 static void import_unref(struct import *import) {
     if (--import->refs)
         return;
-    TAILQ_REMOVE(&import->device->imports, import, link);
     import->close = (struct device_job){
         .device = import->device, .owed = true, .run = import_close_run, .done = close_done, .free = import_free};
     if (import->opening)
@@ -312,9 +312,9 @@ const struct device *import_pool_device(const struct import_pool *pool) { return
 static struct import *import_find(struct device *device, const struct import *key) {
     struct import *import;
     TAILQ_FOREACH(import, &device->imports, link)
-    if (import->pid == key->pid && import->pid_start == key->pid_start && import->buffer_id == key->buffer_id &&
-        import->size == key->size && import->kind == key->kind && !import->failed &&
-        (!import->open || (device->facts.context && import->generation == device->facts.generation)))
+    if (import->refs && import->pid == key->pid && import->pid_start == key->pid_start &&
+        import->buffer_id == key->buffer_id && import->size == key->size && import->kind == key->kind &&
+        !import->failed && (!import->open || (device->facts.context && import->generation == device->facts.generation)))
         return import;
     return NULL;
 }
