@@ -333,7 +333,7 @@ static int explanations_write(const struct by_name *index, struct text *scratch,
     }
     if (text->length)
         text_add(text, "}");
-    return 0;
+    return text->failed ? problem_set(problem, -ENOMEM, "out of memory for what the header says of its tensors") : 0;
 }
 
 int image_layout(const struct shards *shards, const struct image_identity *identity, struct image_layout *ret_layout,
@@ -387,6 +387,7 @@ int image_layout(const struct shards *shards, const struct image_identity *ident
         return header_too_long(problem);
     for (uint32_t i = 0; i < layout.ordered_count; i++)
         layout.shard_offset[layout.order[i]] += layout.data_start;
+    header.failed = header.failed || scratch.failed; /* then it lacks something */
     r = text_take(&header, &layout.header, &layout.header_length);
     if (r < 0)
         return problem_set(problem, r, "out of memory for the header of %u shards", index.count);

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <jansson.h>
+#include <limits.h>
 
 struct set {
     struct shards_writer writer;
@@ -266,6 +267,62 @@ static void test_nothing(void **state) {
     set_deinit(&set);
 }
 
+/* The linker sends the library's allocations here (--wrap): one of them fails. */
+static unsigned long allocations_left = ULONG_MAX;
+
+static bool allocation_fails(void) {
+    return allocations_left != ULONG_MAX && allocations_left-- == 0;
+} /* once: it is ULONG_MAX then */
+
+void *__real_malloc(size_t size);
+void *__wrap_malloc(size_t size);
+void *__wrap_malloc(size_t size) { return allocation_fails() ? NULL : __real_malloc(size); }
+void *__real_calloc(size_t count, size_t size);
+void *__wrap_calloc(size_t count, size_t size);
+void *__wrap_calloc(size_t count, size_t size) { return allocation_fails() ? NULL : __real_calloc(count, size); }
+void *__real_realloc(void *data, size_t size);
+void *__wrap_realloc(void *data, size_t size);
+void *__wrap_realloc(void *data, size_t size) { return allocation_fails() ? NULL : __real_realloc(data, size); }
+
+/* Without memory there is no layout, or the whole one: none that lacks what it says of some tensors. */
+static void test_out_of_memory(void **state) {
+    struct set set = {0};
+    struct image_layout whole_layout, layout;
+    const struct image_identity identity = {.job = "job", .world = 1};
+    char name[SHARDS_NAME_MAX];
+    for (unsigned i = 0; i < 8; i++) { /* names that are long, and mean something else than keys of a header can */
+        memset(name, '%', sizeof name - 1);
+        snprintf(name + 200 * (i + 1), 16, "%u", i);
+        struct geometry part = {.dims = 1, .shape = {4}, .offset = {2}, .extent = {2}};
+        set_add(&set, (struct shard){.name = name, .dtype = DTYPE_F32, .geometry = part});
+    }
+    struct problem problem = PROBLEM_NONE;
+    assert_int_equal(shards_parse(set.writer.data, set.writer.size, set.writer.count, &set.shards, &problem), 0);
+    assert_int_equal(image_layout(set.shards, &identity, &whole_layout, &problem), 0);
+    unsigned refused = 0;
+    for (unsigned long nth = 0;; nth++) {
+        problem = PROBLEM_NONE;
+        allocations_left = nth;
+        int r = image_layout(set.shards, &identity, &layout, &problem);
+        bool none_failed = allocations_left != ULONG_MAX;
+        allocations_left = ULONG_MAX;
+        if (r == 0) {
+            assert_int_equal(layout.header_length, whole_layout.header_length);
+            assert_memory_equal(layout.header, whole_layout.header, layout.header_length);
+            image_layout_deinit(&layout);
+        } else {
+            assert_int_equal(r, -ENOMEM);
+            assert_non_null(strstr(problem.text, "out of memory"));
+            refused++;
+        }
+        if (none_failed)
+            break;
+    }
+    assert_true(refused > 10);
+    image_layout_deinit(&whole_layout);
+    set_deinit(&set);
+}
+
 static double seconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
@@ -299,7 +356,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_order_and_offsets),  cmocka_unit_test(test_keys),
         cmocka_unit_test(test_refusals),           cmocka_unit_test(test_nothing),
-        cmocka_unit_test(test_a_hundred_thousand),
+        cmocka_unit_test(test_a_hundred_thousand), cmocka_unit_test(test_out_of_memory),
     };
     return cmocka_run_group_tests_name("image", tests, NULL, NULL);
 }
