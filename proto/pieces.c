@@ -194,9 +194,11 @@ static bool piece_scan(const char *line, size_t length, const uint32_t *rank, st
         !geometry_valid(geometry, dtype_size(piece.dtype)))
         return false;
     piece.rank = rank ? *rank : (uint32_t)said_rank;
-    piece.name = strndup(name, name_length);
+    piece.name = malloc(name_length + 1);
     if (!piece.name)
         return false;
+    memcpy(piece.name, name, name_length);
+    piece.name[name_length] = '\0';
     *ret_piece = piece;
     return true;
 }
