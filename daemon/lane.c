@@ -146,7 +146,9 @@ void lane_tell_remade(struct lane *lane) {
 
 static void rate_elapsed(struct loop_op *op) {
     struct lane *lane = CONTAINER_OF(op, struct lane, rate_timer);
-    if (op->result == 0)
+    bool goes_on = op->result == 0 || lane->rate_sooner;
+    lane->rate_sooner = false;
+    if (goes_on)
         lane_pump(lane);
     lane_unref(lane);
 }
@@ -181,9 +183,14 @@ void lane_took(uint64_t *mean_ns, uint64_t took_ns, uint32_t together, uint64_t 
 
 void lane_shrank(struct lane *lane, uint32_t raw, uint32_t stored) {
     mean_add(&lane->stored_ppm, max_u64(stored * (uint64_t)PPM / max_u64(raw, 1), 1));
-    if (lane->config.rate_mib_s) /* it was counted with all its bytes */
-        lane->rate_next_ns -=
-            min_u64(lane->rate_next_ns, (raw - stored) * NANOSECONDS_PER_SECOND / MIB(lane->config.rate_mib_s));
+    if (!lane->config.rate_mib_s || raw == stored)
+        return;
+    lane->rate_next_ns -= /* it was counted with all its bytes */
+        min_u64(lane->rate_next_ns, (raw - stored) * NANOSECONDS_PER_SECOND / MIB(lane->config.rate_mib_s));
+    if (loop_op_busy(&lane->rate_timer)) {
+        lane->rate_sooner = true;
+        loop_cancel(lane->server->loop, &lane->rate_timer);
+    }
 }
 
 /* Encoding and writing overlap, so the slower of both counts. The tier's speed is learnt first, then the encoder's. */

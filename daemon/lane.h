@@ -38,6 +38,7 @@ struct lane {
 
     uint64_t rate_next_ns; /* the limiter: no write before this time */
     struct loop_op rate_timer;
+    bool rate_sooner; /* the timer was cancelled because that time has come nearer */
 
     /* What `auto` decides by: running means, each per MiB and in the time of all that were in flight together. */
     uint32_t writing;    /* chunks that the tier has */

@@ -303,6 +303,27 @@ static void raw_part_is_a_safetensors_file(void) {
     CHECK(system(command) == 0);
 }
 
+/* A tier's rate is that of the bytes that are written, not of those that they stand for. */
+static void rate_is_that_of_encoded_bytes(void) {
+    enum { BYTES = 64 << 20, RATE_MIB_S = 8 };
+    char tier[64];
+    snprintf(tier, sizeof tier, "codec = lz4\nrate_mib_s = %d", RATE_MIB_S);
+    configure(&(struct settings){.pool = "128M", .chunk = "1M", .local = tier, .no_parallel = true});
+    daemon_start();
+    ckpt *c = job_open("rate");
+    uint64_t *words = calloc(BYTES / 8, 8);
+    for (size_t at = 0; at < BYTES / 8; at += 2048) /* a quarter remains */
+        words_fill(words + at, 512, at);
+    CHECK_OK(ckpt_protect_array(c, "words", CKPT_U64, words, BYTES / 8));
+    uint64_t begin = now_ms();
+    save_durable(c, 1, CKPT_LOCAL);
+    uint64_t took = now_ms() - begin;
+    if (took > (BYTES >> 20) * 1000 / RATE_MIB_S / 2)
+        FAIL("%llu ms: as if they had been written as they are", (unsigned long long)took);
+    CHECK_OK(ckpt_close(c));
+    free(words);
+}
+
 int main(int argc, char **argv) {
     const struct test tests[] = {
         TEST(busy_pool_skips_then_recovers),
@@ -314,6 +335,7 @@ int main(int argc, char **argv) {
         TEST(retention),
         TEST(codecs),
         TEST(raw_part_is_a_safetensors_file),
+        TEST(rate_is_that_of_encoded_bytes),
     };
     return tests_run(tests, ARRAY_SIZE(tests), argc, argv);
 }
