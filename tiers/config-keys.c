@@ -76,8 +76,8 @@ const struct config_key config_keys[] = {
      "raw, lz4, or auto, which samples each chunk, and encodes where the tier is slower than that. Raw parts are plain "
      ".safetensors files."},
     {CONFIG_TIER, "depth", CONFIG_NUMBER, IN_TIER(depth), 1, 256, "8", NULL, "Chunks in flight."},
-    {CONFIG_TIER, "workers", CONFIG_NUMBER, IN_TIER(workers), 1, LOOP_GROUP_THREADS_MAX / 4, "4", NULL,
-     "Threads for names and syncs."},
+    {CONFIG_TIER, "workers", CONFIG_NUMBER, IN_TIER(workers), 1, LOOP_GROUP_THREADS_MAX / 4, "8", NULL,
+     "Threads for names, syncs and what is read back."},
     {CONFIG_TIER, "rate_mib_s", CONFIG_NUMBER, IN_TIER(rate_mib_s), 0, 1 << 20, "0", NULL,
      "The most MiB per second that are drained to the tier; 0: no limit."},
     {CONFIG_TIER, "keep", CONFIG_NUMBER, IN_TIER(keep), 1, 1000000, NULL, "2",

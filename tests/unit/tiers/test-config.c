@@ -56,7 +56,7 @@ static void test_defaults(void **state) {
     assert_int_equal(tier->level, LEVEL_LOCAL);
     assert_int_equal(tier->codec, CODEC_RAW);
     assert_int_equal(tier->depth, 8);
-    assert_int_equal(tier->workers, 4);
+    assert_int_equal(tier->workers, 8);
     assert_int_equal(tier->rate_mib_s, 0);
     assert_int_equal(tier->keep, 2);
     assert_int_equal(tier->keep_every, 0);
